@@ -1,0 +1,46 @@
+# The two commands a newcomer needs: `make run` and `make test`.
+SHELL := /bin/bash
+VENV ?= .venv
+PY := $(VENV)/bin/python
+BIN := $(VENV)/bin
+MODEL_FILE ?= examples/smollm2.yaml
+
+.PHONY: run test lint bench soak format clean install
+
+install: $(VENV)/.stamp-installed
+
+$(VENV)/.stamp-installed: pyproject.toml constraints.txt
+	@test -x $(PY) || python3 -m venv $(VENV)
+	@$(PY) -m pip --version >/dev/null 2>&1 || python3 -m venv $(VENV)
+	@echo "installing into $(VENV) (torch is 4.7 GB on disk; 1-5 minutes)"
+	@$(PY) -m pip install -q --disable-pip-version-check "uv>=0.8"
+	@$(BIN)/uv pip install -q -p $(PY) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: install
+	$(BIN)/forebay up $(MODEL_FILE)
+
+test: install
+	$(PY) -m pytest tests -m "not soak" --durations=15
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+soak: install
+	$(PY) -m pytest tests -m soak
+
+bench: install
+	$(PY) -m bench.transfer
+	$(PY) -m bench.engine
+	$(PY) -m bench.interference
+	$(PY) -m bench.idle
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

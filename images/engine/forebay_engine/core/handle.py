@@ -1,0 +1,101 @@
+"""What the HTTP server sees of the core, whichever side of a process border it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from forebay_engine.types import EngineRequest, FailEvent, TokenEvent
+from forebay_wire.messages import (
+    CompleteResponse,
+    Handshake,
+    HeartbeatResponse,
+    LeaseRef,
+    ProgressRequest,
+    ProgressResponse,
+    ReserveRequest,
+    ReserveResponse,
+)
+
+
+class CoreStats(msgspec.Struct, tag=True, frozen=True):
+    """A snapshot the core sends after steps (at most every 50 ms) and at least once a second. Totals since start."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_prefill_tokens: int = 0
+    resident_decode_tokens: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    held_blocks: int = 0
+    waiting_pulls: int = 0
+    prefill_tokens: int = 0
+    prefill_busy_seconds: float = 0.0
+    cached_tokens: int = 0
+    decode_steps: int = 0
+    decode_tokens: int = 0
+    decode_busy_seconds: float = 0.0
+    preemptions: int = 0
+    recomputed: int = 0
+    leases_expired: int = 0
+    transport: str = "Unknown"
+    transfer_bytes: int = 0
+    transfer_seconds: float = 0.0
+    transfer_failures: int = 0
+
+
+class CoreInfo(msgspec.Struct, tag=True, frozen=True):
+    """Known once the model is loaded."""
+
+    engine_id: str
+    compat_hash: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    total_blocks: int
+    dtype: str
+    transport: str
+
+
+class CoreDied(RuntimeError):
+    """The core process is gone; the server answers 500 to what runs and ends itself, so that it is restarted whole."""
+
+
+class CoreHandle(Protocol):
+    """One core. Methods are called on the server's event loop; every await may raise CoreDied."""
+
+    async def start(self) -> CoreInfo:
+        """Load the model; returns when steps can run. Raises ModelError with the cause when it cannot."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[TokenEvent | FailEvent]:
+        """Events of one request; ends after the event with a finish_reason, or a FailEvent.
+
+        Closing the iterator early (client gone) aborts the request.
+        """
+
+    def abort(self, request_id: str) -> None: ...
+
+    @property
+    def stats(self) -> CoreStats:
+        """The latest snapshot."""
+
+    async def handshake(self) -> Handshake: ...
+
+    async def heartbeat(self, leases: list[LeaseRef]) -> HeartbeatResponse: ...
+
+    async def complete(self, lease: LeaseRef) -> CompleteResponse: ...
+
+    async def cancel(self, request_id: str) -> None:
+        """Free the lease of a request whose second leg will not come; a running prefill is aborted."""
+
+    async def progress(self, request: ProgressRequest) -> ProgressResponse: ...
+
+    async def reserve(self, request: ReserveRequest) -> ReserveResponse: ...
+
+    async def release(self, request_id: str) -> None: ...
+
+    def set_draining(self, draining: bool) -> None: ...
+
+    async def close(self) -> None: ...
