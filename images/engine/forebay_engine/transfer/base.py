@@ -27,7 +27,7 @@ class Transport(Protocol):
     def remove_peer(self, engine_id: str) -> None: ...
 
     def read(self, engine_id: str, remote_blocks: list[int], local_blocks: list[int], *, timeout: float) -> None:
-        """Copy remote_blocks[i] of the peer into local_blocks[i]. Raises TransferError, at the latest after `timeout`."""
+        """Copy remote_blocks[i] of the peer into local_blocks[i]. Raises TransferError, by `timeout` at latest."""
 
     def progress(self) -> None:
         """Drive connection set-up and transfers that peers make; called often while any are to be expected."""
