@@ -1,0 +1,127 @@
+"""The core process: `python -m forebay_engine.core.child FD`. Wraps a LocalCore behind the socket in FD.
+
+Ends when the socket closes, whatever the reason: a core without its server serves nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import uvloop
+
+from forebay_engine.core.ipc import (
+    Call,
+    Close,
+    Died,
+    Events,
+    FromCore,
+    Reply,
+    Started,
+    StartFailed,
+    ToCore,
+    decoder,
+    frame,
+    parse_settings,
+    read_frame,
+)
+from forebay_engine.core.local import LocalCore
+from forebay_engine.core.parts import native_parts
+from forebay_engine.core.processes import die_with_parent, exit_now
+from forebay_engine.types import Abort, EngineRequest, SetDraining
+from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
+
+log = logging.getLogger(__name__)
+
+WRITE_BUFFER_LIMIT = 64 * 1024 * 1024
+"""Beyond this many unsent bytes the server is not reading any more; the core gives up rather than grow."""
+
+
+class Child:
+    def __init__(self, core: LocalCore, writer: asyncio.StreamWriter) -> None:
+        self._core = core
+        self._writer = writer
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: dict[str, Callable[[bytes], Awaitable[Any]]] = {
+            "handshake": lambda _: core.handshake(),
+            "heartbeat": lambda body: core.heartbeat(msgspec.msgpack.decode(body, type=list[LeaseRef])),
+            "complete": lambda body: core.complete(msgspec.msgpack.decode(body, type=LeaseRef)),
+            "cancel": lambda body: core.cancel(msgspec.msgpack.decode(body, type=str)),
+            "progress": lambda body: core.progress(msgspec.msgpack.decode(body, type=ProgressRequest)),
+            "reserve": lambda body: core.reserve(msgspec.msgpack.decode(body, type=ReserveRequest)),
+            "release": lambda body: core.release(msgspec.msgpack.decode(body, type=str)),
+        }
+
+    def send(self, message: FromCore) -> None:
+        if self._writer.transport.get_write_buffer_size() > WRITE_BUFFER_LIMIT:
+            log.error("the server process does not read; ending")
+            exit_now(1)
+        self._writer.write(frame(message))
+
+    def handle(self, message: ToCore) -> bool:
+        """False ends the process."""
+        match message:
+            case EngineRequest():
+                self._spawn(self._core.submit(message))
+            case Abort(request_id=request_id):
+                self._core.abort(request_id)
+            case SetDraining(draining=draining):
+                self._core.set_draining(draining)
+            case Call():
+                self._spawn(self._call(message))
+            case Close():
+                return False
+        return True
+
+    async def _call(self, call: Call) -> None:
+        try:
+            result = await self._calls[call.method](call.body)
+            self.send(Reply(call.id, msgspec.msgpack.encode(result)))
+        except Exception as error:
+            self.send(Reply(call.id, error=f"{type(error).__name__}: {error}"))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def run(fd: int) -> int:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    first = await read_frame(reader)
+    if first is None:
+        return 1
+    settings = parse_settings(first)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s core %(name)s %(message)s")
+    core = LocalCore(lambda: native_parts(settings))
+    child = Child(core, writer)
+    try:
+        info = await core.start()
+    except Exception as error:
+        log.debug("start failed", exc_info=True)
+        child.send(StartFailed(type(error).__name__, str(error)))
+        await writer.drain()
+        return 1
+    core.redirect(lambda events: child.send(Events(events)))
+    core.notify(child.send, lambda death: child.send(Died(str(death))))
+    child.send(Started(info))
+    decode = decoder(ToCore)
+    while (body := await read_frame(reader)) is not None:
+        if not child.handle(decode.decode(body)):
+            break
+    await core.close()
+    return 0
+
+
+def main() -> None:
+    die_with_parent()
+    exit_now(uvloop.run(run(int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()
