@@ -1,0 +1,9 @@
+"""Figures. Each `python -m bench.NAME` prints one JSON object as its last line; ratios are measured interleaved in one run.
+
+The harness (real processes on free ports) is the tests' own.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

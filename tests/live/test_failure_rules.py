@@ -1,0 +1,284 @@
+"""Design section 5 with real processes: each rule once here; `make soak` repeats them at random moments, under load."""
+
+import asyncio
+import contextlib
+import json
+import random
+
+import pytest
+
+from support.client import Answer, complete
+from support.cluster import Cluster, until
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+
+PROMPT = "The quick brown fox jumps over the lazy dog and then considers its position. " * 4
+
+
+def body(seed: int = 1, tokens: int = 40, prompt: str = PROMPT, **more):
+    return {
+        "model": "simulated",
+        "prompt": f"{seed} {prompt}",
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        **more,
+    }
+
+
+@contextlib.asynccontextmanager
+async def cluster(tmp_path, *, prefill=2, decode=2, lease=6.0, perf="slow", router_args=(), worker_args=()):
+    args = ["--perf-model", perf, "--lease-seconds", str(lease), "--pull-timeout-seconds", str(lease / 2)]
+    async with Cluster(
+        tmp_path,
+        prefill=prefill,
+        decode=decode,
+        worker_args=[*args, *worker_args],
+        router_args=["--stall-timeout-seconds", "3", *router_args],
+    ) as running:
+        yield running
+
+
+async def truth(cluster: Cluster, request, worker="d1") -> str:
+    """The answer of one undisturbed worker, both phases."""
+    answer = await complete(cluster.session, cluster.workers[worker].url, {**request, "stream": False})
+    assert answer.status == 200, answer.error
+    return answer.text
+
+
+class Watched:
+    """A streamed request whose progress a test can wait for."""
+
+    def __init__(self, cluster: Cluster, request):
+        self._cluster = cluster
+        self.chunks = 0
+        self.decode_worker = ""
+        self.prefill_worker = ""
+        self._progress = asyncio.Event()
+        self.task = asyncio.create_task(self._run(request))
+
+    async def _run(self, request) -> Answer:
+        answer = Answer(0)
+        async with self._cluster.session.post(self._cluster.router.url + "/v1/completions", json=request) as response:
+            answer.status = response.status
+            if response.status != 200:
+                answer.error = await response.text()
+                self._progress.set()
+                return answer
+            self.decode_worker = response.headers["x-forebay-decode"]
+            self.prefill_worker = response.headers["x-forebay-prefill"]
+            async for raw in response.content:
+                line = raw.decode().strip()
+                if line == "data: [DONE]":
+                    answer.done = True
+                elif line.startswith("data:"):
+                    chunk = json.loads(line[5:])
+                    if "error" in chunk:
+                        answer.error = chunk["error"]
+                        continue
+                    for choice in chunk["choices"]:
+                        answer.text += choice["text"]
+                        answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+                    self.chunks += 1
+                    self._progress.set()
+        return answer
+
+    async def reach(self, chunks: int, seconds: float = 30.0) -> None:
+        async with asyncio.timeout(seconds):
+            while self.chunks < chunks and not self.task.done():
+                self._progress.clear()
+                await self._progress.wait()
+
+
+async def check(watched: Watched, expected: str) -> None:
+    answer = await asyncio.wait_for(watched.task, 60)
+    assert (answer.status, answer.error) == (200, None)
+    assert answer.text == expected
+    assert answer.done
+    assert answer.finish_reason == "length"
+
+
+async def test_prefill_dies_during_its_leg(tmp_path):
+    async with cluster(tmp_path) as running:
+        request = body(1, prompt=PROMPT * 6)
+        expected = await truth(running, request)
+        watched = Watched(running, request)
+        busy: list[str] = []
+
+        async def prefilling() -> bool:
+            for name in ("p0", "p1"):
+                load = await running.load(name)
+                if load.running or load.waiting:
+                    busy.append(name)
+            return bool(busy)
+
+        await until(prefilling, "a prefill worker computes", 10, period=0.005)
+        await running.workers[busy[0]].kill()
+        await check(watched, expected)
+        await running.assert_nothing_left(*(set(running.workers) - {busy[0]}), seconds=20)
+
+
+async def test_prefill_dies_before_the_pull_is_confirmed(tmp_path):
+    async with cluster(tmp_path) as running:
+        request = body(2)
+        expected = await truth(running, request)
+        watched = Watched(running, request)
+        await watched.reach(1)
+        await running.workers[watched.prefill_worker].kill()
+        await check(watched, expected)
+
+
+async def test_decode_dies_before_its_first_token(tmp_path):
+    async with cluster(tmp_path) as running:
+        request = body(3)
+        expected = await truth(running, request)
+        watched = Watched(running, request)
+        await watched.reach(1)
+        await running.workers[watched.decode_worker].kill()
+        await check(watched, expected)
+
+
+async def test_decode_dies_mid_stream(tmp_path):
+    async with cluster(tmp_path) as running:
+        request = body(4)
+        expected = await truth(running, request)
+        watched = Watched(running, request)
+        await watched.reach(10)
+        await running.workers[watched.decode_worker].kill()
+        await check(watched, expected)
+        survivors = set(running.workers) - {watched.decode_worker}
+        await running.assert_nothing_left(*survivors, seconds=20)
+
+
+async def test_decode_hangs_mid_stream(tmp_path):
+    async with cluster(tmp_path) as running:
+        request = body(5)
+        expected = await truth(running, request)
+        watched = Watched(running, request)
+        await watched.reach(10)
+        stopped = running.workers[watched.decode_worker]
+        stopped.stop()
+        await check(watched, expected)
+        stopped.resume()
+        await running.assert_nothing_left(seconds=20)
+
+
+@pytest.mark.parametrize("lost", ["prefill", "decode"])
+async def test_a_whole_pool_is_gone(tmp_path, lost):
+    async with cluster(tmp_path, prefill=1, decode=1) as running:
+        request = body(6)
+        expected = await truth(running, request, worker="d0")
+        await running.workers[lost[0] + "0"].kill()
+        answer = await complete(running.session, running.router.url, request)
+        assert (answer.status, answer.error, answer.text) == (200, None, expected)
+        async with running.session.get(running.router.url + "/metrics") as response:
+            metrics = await response.text()
+        assert "forebay_router_degraded_total{" in metrics
+
+
+async def test_refuse_instead_of_fallback(tmp_path):
+    async with cluster(tmp_path, prefill=1, decode=1, router_args=["--fallback", "refuse"]) as running:
+        await running.workers["d0"].kill()
+        answer = await complete(running.session, running.router.url, body(7))
+        assert answer.status == 503
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("after_chunks", [0, 5])
+async def test_client_leaves(tmp_path, after_chunks):
+    async with cluster(tmp_path, lease=30) as running:
+        watched = Watched(running, body(8, tokens=400, prompt=PROMPT * 4))
+        if after_chunks:
+            await watched.reach(after_chunks)
+        else:
+
+            async def arrived() -> bool:
+                loads = [await running.load(name) for name in ("p0", "p1")]
+                return any(load.running or load.waiting for load in loads)
+
+            await until(arrived, "the prompt reached a prefill worker", 10, period=0.005)
+        watched.task.cancel()
+        await asyncio.gather(watched.task, return_exceptions=True)
+        await running.assert_nothing_left(seconds=5)
+
+
+async def test_puller_sleeps_past_its_lease_while_blocks_are_refilled(tmp_path):
+    """The one-sided read that nobody can fence: SIGSTOP mid-read, the owner reuses the blocks, SIGCONT."""
+    async with cluster(
+        tmp_path, prefill=1, decode=1, lease=2.0, router_args=["--stall-timeout-seconds", "60"]
+    ) as running:
+        request = body(9, prompt=PROMPT * 3)
+        expected = await truth(running, request, worker="p0")
+        request["prompt"] = request["prompt"] + "!"
+        expected = await truth(running, request, worker="p0")
+        watched = Watched(running, request)
+        await watched.reach(1)
+        running.workers["d0"].stop()
+        try:
+
+            async def lease_over() -> bool:
+                load = await running.load("p0")
+                return load.held_blocks == 0 and load.free_blocks == load.total_blocks
+
+            await until(lease_over, "lease and quarantine over", 15)
+            total = (await running.load("p0")).total_blocks
+            refill = body(10, tokens=1, prompt="x" * (total * 16 // 4), stream=False)
+            for seed in range(5):
+                answer = await complete(
+                    running.session, running.workers["p0"].url, {**refill, "prompt": f"{seed}" * 900}
+                )
+                assert answer.status == 200, answer.error
+        finally:
+            running.workers["d0"].resume()
+        await check(watched, expected)
+        assert (await running.load("d0")).recomputed_total <= 1
+        await running.assert_nothing_left(seconds=15)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rule", ["kill-prefill", "kill-decode", "stop-decode", "stop-prefill", "client-leaves"])
+async def test_rules_at_random_moments_under_load(tmp_path, rule):
+    """20 faults at random moments while 6 streams run; every stream whole and right, nothing left."""
+    rng = random.Random(rule)
+    async with cluster(tmp_path, prefill=3, decode=3) as running:
+        expected = {seed: await truth(running, body(seed, tokens=60)) for seed in range(8)}
+        wrong: list[str] = []
+        finished = 0
+        stopping = asyncio.Event()
+
+        async def stream(index: int) -> None:
+            nonlocal finished
+            seed = index
+            while not stopping.is_set():
+                seed = (seed + 1) % 8
+                answer = await complete(running.session, running.router.url, body(seed, tokens=60))
+                finished += 1
+                if answer.status != 200 or answer.error or answer.text != expected[seed] or not answer.done:
+                    wrong.append(f"seed {seed}: {answer.status} {answer.error} {answer.text!r}")
+
+        streams = [asyncio.create_task(stream(index)) for index in range(6)]
+        for _ in range(20):
+            await asyncio.sleep(rng.uniform(0.2, 1.5))  # the random moment itself
+            if rule == "client-leaves":
+                watched = Watched(running, body(rng.randrange(8), tokens=60))
+                await asyncio.sleep(rng.uniform(0, 1.0))
+                watched.task.cancel()
+                await asyncio.gather(watched.task, return_exceptions=True)
+                continue
+            action, pool = rule.split("-")
+            victim = running.workers[f"{pool[0]}{rng.randrange(3)}"]
+            if action == "kill":
+                await victim.kill()
+                await victim.start()
+                await running.ready(victim)
+            else:
+                victim.stop()
+                await asyncio.sleep(rng.uniform(0.5, 5.0))
+                victim.resume()
+        stopping.set()
+        await asyncio.gather(*streams)
+        assert not wrong, wrong
+        assert finished >= 20
+        await running.assert_nothing_left(seconds=60)
