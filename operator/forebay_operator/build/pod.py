@@ -1,0 +1,96 @@
+"""What the pods of workers and routers have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay_wire import VERSION
+from forebay_wire.paths import HEALTH, READY
+
+PORT = 8000
+TOKEN_FOLDER = "/etc/forebay/token"  # noqa: S105
+LIVENESS_GRACE_SECONDS = 10
+"""For a process that stopped answering: it will hardly drain, so it gets no drain time."""
+
+
+def image(configured: str | None, name: str) -> str:
+    return configured or f"{name}:{VERSION}"
+
+
+def place_env() -> list[dict[str, Any]]:
+    """Where a container runs: addresses, port and paths. Local mode puts its own values in the place of these."""
+    return [
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "BIND_ADDRESS", "value": "0.0.0.0"},  # noqa: S104
+        {"name": "PORT", "value": str(PORT)},
+        {"name": "TOKEN_FILE", "value": f"{TOKEN_FOLDER}/token"},
+    ]
+
+
+def probes(*, startup_seconds: int) -> dict[str, Any]:
+    """The three probes. Until the startup probe succeeds, for at most `startup_seconds`, the others wait."""
+    return {
+        "startupProbe": {
+            "httpGet": {"path": HEALTH, "port": "http"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": startup_seconds,
+            "terminationGracePeriodSeconds": LIVENESS_GRACE_SECONDS,
+        },
+        "readinessProbe": {
+            "httpGet": {"path": READY, "port": "http"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": HEALTH, "port": "http"},
+            "periodSeconds": 5,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+            "terminationGracePeriodSeconds": LIVENESS_GRACE_SECONDS,
+        },
+    }
+
+
+def container_security(*, capabilities: list[str] | None = None) -> dict[str, Any]:
+    """Restricted pod security, with added capabilities as the exception (RDMA pins memory: IPC_LOCK)."""
+    dropped: dict[str, Any] = {"drop": ["ALL"]}
+    if capabilities:
+        dropped["add"] = capabilities
+    return {"allowPrivilegeEscalation": False, "capabilities": dropped}
+
+
+def pod_security() -> dict[str, Any]:
+    return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def token_mount() -> dict[str, Any]:
+    return {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True}
+
+
+def token_volume(secret: str) -> dict[str, Any]:
+    return {"name": "token", "secret": {"secretName": secret, "defaultMode": 0o440}}
+
+
+def deployment(
+    *,
+    name: str,
+    namespace: str,
+    labels: dict[str, str],
+    selector: dict[str, str],
+    replicas: int,
+    template: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "selector": {"matchLabels": selector},
+            "template": template,
+        },
+    }
