@@ -1,4 +1,4 @@
-"""Figures. Each `python -m bench.NAME` prints one JSON object as its last line; ratios are measured interleaved in one run.
+"""Figures. Each `python -m bench.NAME` prints one JSON object as its last line; ratios are measured interleaved.
 
 The harness (real processes on free ports) is the tests' own.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from bench.report import finish, spread
-from forebay_engine.model.prepare import default_cache, prepare_smollm2
+from forebay_engine.model.prepare import default_cache_dir, prepare_smollm2
 from support.cluster import Cluster, Process
 
 
@@ -31,7 +31,7 @@ def memory_mb(process: Process) -> float:
 
 
 async def run(seconds: float, rounds: int) -> dict[str, object]:
-    model = prepare_smollm2(default_cache(), lambda what, share: None)
+    model = prepare_smollm2(default_cache_dir(), lambda what, share: None)
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--dtype", "float32", "--max-model-len", "4096"]
         async with Cluster(Path(folder), engine="native", model_dir=model, worker_args=arguments) as cluster:

@@ -1,8 +1,8 @@
 """How much a burst of long prompts disturbs running streams: separate pools against one worker on the same two cores.
 
-4 streams run; after a quiet time 8 prompts of 1,024 tokens arrive. For each system: p99 of the gaps between the streams' tokens
-in the burst over the p99 in the quiet time. `pd`: one prefill and one decode worker, one thread each. `chunked`, `unchunked`:
-one worker with two threads. All systems stay up (idle ones cost nothing) and take turns, round by round.
+4 streams run; after a quiet time 8 prompts of 1,024 tokens arrive. For each system: p99 of the gaps between the streams'
+tokens in the burst over the p99 in the quiet time. `pd`: one prefill and one decode worker, one thread each. `chunked`,
+`unchunked`: one worker with two threads. All systems stay up (idle ones cost nothing) and take turns, round by round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.report import finish, percentile, spread
-from forebay_engine.model.prepare import default_cache, prepare_smollm2
+from forebay_engine.model.prepare import default_cache_dir, prepare_smollm2
 from support.client import complete
 from support.cluster import Cluster
 
@@ -70,7 +70,8 @@ async def one_round(session: aiohttp.ClientSession, url: str, seed: int) -> tupl
         )
     )
     for answer in answers:
-        assert answer.status == 200 and answer.done, answer.error
+        if not answer.done:
+            raise RuntimeError(f"a prompt of the burst failed with {answer.status}: {answer.error}")
     burst_to = time.monotonic()
     await asyncio.sleep(1.0)  # a gap is known only when it ends
     stop.set()
@@ -81,7 +82,7 @@ async def one_round(session: aiohttp.ClientSession, url: str, seed: int) -> tupl
 
 
 async def run(rounds: int) -> dict[str, object]:
-    model = prepare_smollm2(default_cache(), lambda what, share: None)
+    model = prepare_smollm2(default_cache_dir(), lambda what, share: None)
     threads = {"pd": 1, "chunked": 2, "unchunked": 2}
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
