@@ -157,6 +157,9 @@ class SequenceStep:
     block_table: list[int]
     sample: SampleSpec | None
     prompt_logprobs: int | None = None
+    next_token: int | None = None
+    """With prompt_logprobs, where the prompt goes on after `token_ids`: its next id, so that a chunk's last position
+    can be scored too."""
 
 
 @dataclass(frozen=True, slots=True)
