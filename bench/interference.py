@@ -1,8 +1,8 @@
 """How much a burst of long prompts disturbs running streams: separate pools against one worker on the same cores.
 
-4 streams run; after a quiet time 8 prompts of 1,024 tokens arrive. For each system: p99 of the gaps between
-the streams' tokens in the burst over the p99 in quiet. `pd`: one prefill and one decode worker, one thread each. `chunked`,
-`unchunked`: one worker with two threads. All systems stay up (idle ones cost nothing) and take turns, round by round.
+4 streams run; after a quiet time 8 prompts of 1,024 tokens arrive. For each system: p99 of the gaps between the
+streams' tokens in the burst over the p99 in quiet. `pd`: one prefill and one decode worker, one thread each.
+`chunked`, `unchunked`: one worker with two threads. All systems stay up (idle ones cost nothing) and take turns.
 """
 
 from __future__ import annotations

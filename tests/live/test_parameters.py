@@ -1,4 +1,4 @@
-"""Every sampling and API parameter: prefill/decode gives the chunks, finish reasons, logprobs and usage of one worker."""
+"""Every sampling and API parameter: prefill/decode gives the chunks, logprobs and usage of one worker."""
 
 import itertools
 
