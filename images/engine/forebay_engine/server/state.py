@@ -1,0 +1,158 @@
+"""What a worker's server knows at one moment, and the load report made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forebay_engine.core.handle import CoreHandle, CoreInfo
+from forebay_engine.server.plan import ModelLimits
+from forebay_engine.settings import WorkerSettings
+from forebay_engine.text.tokenizer import Tokenizer
+from forebay_wire.errors import ApiError
+from forebay_wire.load import LoadReport
+
+MAX_ROUTERS = 64
+"""Routers counted apart; the one not heard of for longest is forgotten."""
+
+VELOCITY_WINDOW_SECONDS = 30.0
+
+
+class PrefillVelocity:
+    """Prompt tokens per busy second over the last window: (tokens, seconds) are totals, sampled as reports are made."""
+
+    def __init__(self, window: float = VELOCITY_WINDOW_SECONDS) -> None:
+        self._window = window
+        self._samples: deque[tuple[float, int, float]] = deque()
+        self._last = 0.0
+
+    def update(self, tokens: int, busy_seconds: float, now: float) -> float:
+        samples = self._samples
+        if not samples or now - samples[-1][0] >= self._window / 30:
+            samples.append((now, tokens, busy_seconds))
+        # The oldest sample kept is the last one older than the window, so that the difference spans it.
+        while len(samples) > 1 and now - samples[1][0] > self._window:
+            samples.popleft()
+        busy = busy_seconds - samples[0][2]
+        if busy > 0:
+            self._last = (tokens - samples[0][1]) / busy
+        elif self._last == 0.0 and busy_seconds > 0:
+            self._last = tokens / busy_seconds
+        return self._last
+
+
+@dataclass
+class WorkerState:
+    settings: WorkerSettings
+    core: CoreHandle
+    tokenizer: Tokenizer
+    secret: bytes | None
+    """Content of the token file; None closes the internal endpoints."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    info: CoreInfo | None = None
+    """None while the model is being loaded."""
+
+    port: int = 0
+    """The port that listens, which the settings may leave open (0)."""
+
+    draining: bool = False
+    in_flight: int = 0
+    """Requests being answered."""
+
+    last_hold: float = float("-inf")
+    """Monotonic time of the last lease handed out."""
+
+    died: asyncio.Event = field(default_factory=asyncio.Event)
+    """The core is gone."""
+
+    _seen: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _epoch: int = 0
+    _velocity: PrefillVelocity = field(default_factory=PrefillVelocity)
+    _ids: int = 0
+
+    @property
+    def unready(self) -> str | None:
+        """Why requests are refused now; None when they are served."""
+        if self.died.is_set():
+            return "the engine has died"
+        if self.info is None:
+            return "the model is being loaded"
+        return "draining" if self.draining else None
+
+    def serving(self) -> CoreInfo:
+        """Raises ApiError 503 unless new requests are served."""
+        why = self.unready
+        if why is not None or self.info is None:
+            # Short: the router asks another worker at once, a client without a router soon again.
+            raise ApiError(503, f"worker {self.settings.name}: {why}", code="not_ready", retry_after=1.0)
+        return self.info
+
+    def loaded(self) -> CoreInfo:
+        """Raises ApiError 503 until the model is loaded; draining workers still answer for their leases."""
+        if self.info is None:
+            raise ApiError(503, f"worker {self.settings.name}: {self.unready}", code="not_ready", retry_after=1.0)
+        return self.info
+
+    def limits(self, info: CoreInfo) -> ModelLimits:
+        return ModelLimits(self.settings.served_name, info.max_model_len, info.vocab_size)
+
+    def count_router(self, router: str | None) -> None:
+        if router is None:
+            return
+        self._seen[router] = self._seen.get(router, 0) + 1
+        self._seen.move_to_end(router)
+        if len(self._seen) > MAX_ROUTERS:
+            self._seen.popitem(last=False)
+
+    def fresh_id(self, request_id: str) -> str:
+        """Name for a request in the core that no lease or reservation goes by, and no other request has."""
+        self._ids += 1
+        return f"{request_id}~{self._ids}"
+
+    def authorize(self, authorization: str | None) -> bytes:
+        """The secret, when the header carries it as its bearer. Raises ApiError 401 or 403."""
+        if self.secret is None:
+            raise ApiError(403, "internal endpoints are closed; start the worker with --token-file", code="closed")
+        scheme, _, token = (authorization or "").partition(" ")
+        genuine = hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self.secret)
+        if scheme.lower() != "bearer" or not genuine:
+            raise ApiError(401, "a valid bearer token is required here", code="invalid_token")
+        return self.secret
+
+    def load_report(self, router: str | None) -> LoadReport:
+        stats, info, settings = self.core.stats, self.info, self.settings
+        self._epoch += 1
+        velocity = self._velocity.update(stats.prefill_tokens, stats.prefill_busy_seconds, self.monotonic())
+        return LoadReport(
+            engine_id=info.engine_id if info is not None else "",
+            epoch=self._epoch,
+            seen=self._seen.get(router, 0) if router is not None else 0,
+            ready=self.unready is None,
+            draining=self.draining,
+            model=settings.served_name,
+            compat_hash=info.compat_hash if info is not None else "",
+            max_model_len=info.max_model_len if info is not None else 0,
+            running=stats.running,
+            waiting=stats.waiting,
+            queued_prefill_tokens=stats.queued_prefill_tokens,
+            resident_decode_tokens=stats.resident_decode_tokens,
+            free_blocks=stats.free_blocks,
+            total_blocks=stats.total_blocks or (info.total_blocks if info is not None else 0),
+            block_size=info.block_size if info is not None else settings.block_size,
+            waiting_pulls=stats.waiting_pulls,
+            held_blocks=stats.held_blocks,
+            max_running=settings.max_running,
+            prefill_tokens_per_second=round(velocity, 1),
+            transport=stats.transport,
+            kv_bytes_received=stats.transfer_bytes,
+            kv_seconds=stats.transfer_seconds,
+            prefill_tokens_total=stats.prefill_tokens,
+            generated_tokens_total=stats.decode_tokens,
+            recomputed_total=stats.recomputed,
+        )

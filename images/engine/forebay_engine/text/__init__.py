@@ -1,0 +1,1 @@
+"""Text: tokeniser, chat template, detokeniser, stop strings. No torch, no HTTP."""
