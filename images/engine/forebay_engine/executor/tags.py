@@ -15,8 +15,8 @@ from forebay_engine.types import SamplingParams
 from forebay_wire.transfer import TokenLogprob
 
 TAG_BYTES = 16
-VOCAB_SIZE = 512
-"""Ids of the simulated model; 0..255 are bytes, as in the byte-level tokenizer it is used with."""
+VOCAB_SIZE = 260
+"""Ids of the simulated model: 256 bytes and 4 special ids, as text/simulated.py has them."""
 
 PRINTABLE = range(32, 127)
 """Ids that answers are made of: printable ASCII."""
