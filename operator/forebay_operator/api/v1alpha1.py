@@ -75,11 +75,28 @@ def _plain_json(value: T) -> T:
     return value
 
 
+def _pod_template(value: dict[str, Any]) -> dict[str, Any]:
+    for key, part in value.items():
+        if key not in ("metadata", "spec"):
+            raise ValueError(f"{key} is no part of a pod template; write metadata and spec")
+        if not isinstance(part, dict):
+            raise ValueError(f"{key} must be a map of fields")
+    for key in ("labels", "annotations"):
+        if not isinstance(value.get("metadata", {}).get(key, {}), dict):
+            raise ValueError(f"metadata.{key} must be a map of strings")
+    containers = value.get("spec", {}).get("containers", [{"name": ""}])
+    if not isinstance(containers, list) or not all(isinstance(c, dict) and "name" in c for c in containers):
+        raise ValueError("spec.containers must be a list of containers with names: they are merged by name")
+    return value
+
+
 Quantity = Annotated[str, Field(min_length=1, max_length=24), AfterValidator(_checked(parse_bytes))]
 RatioText = Annotated[str, Field(min_length=3, max_length=7), AfterValidator(_checked(parse_ratio))]
 Source = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_checked(parse_source))]
 JsonObject = Annotated[dict[str, Any], Field(max_length=64), AfterValidator(_plain_json)]
 """A part of the Kubernetes API passed on as it is."""
+
+PodTemplate = Annotated[JsonObject, AfterValidator(_pod_template)]
 
 DnsLabel = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", description="a DNS label")
@@ -213,7 +230,7 @@ class PoolSpec(Strict):
 
     node_selector: dict[LabelText, LabelText] = Field(default_factory=dict, max_length=32)
     tolerations: list[JsonObject] = Field(default_factory=list, max_length=32)
-    pod_template: JsonObject | None = None
+    pod_template: PodTemplate | None = None
     """Merged over the built pod template: maps by key, lists of named items by name, null removes."""
 
 
@@ -308,6 +325,7 @@ class Router(Strict):
     """One key a line. None: no key is asked for."""
 
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    pod_template: PodTemplate | None = None
 
 
 class Drain(Strict):

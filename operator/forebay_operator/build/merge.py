@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from forebay_operator.api import labels
+
 
 def merge(base: Any, patch: Any) -> Any:
     """`patch` over `base`, as a new value.
@@ -31,3 +33,15 @@ def merge(base: Any, patch: Any) -> Any:
 
 def _named(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(i, dict) and "name" in i for i in value)
+
+
+def merge_template(built: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """`patch` over a built pod template, whose own labels stay: the selector needs them.
+
+    A role among the patch's labels is dropped, for it would come back with every new pod.
+    """
+    merged: dict[str, Any] = merge(built, patch)
+    theirs = merged.setdefault("metadata", {}).get("labels", {})
+    kept = {key: value for key, value in theirs.items() if key != labels.ROLE}
+    merged["metadata"]["labels"] = kept | built["metadata"]["labels"]
+    return merged

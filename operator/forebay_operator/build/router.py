@@ -7,6 +7,7 @@ from typing import Any, Final
 from forebay_operator.api import labels
 from forebay_operator.api.v1alpha1 import DisaggregatedModel, DisaggregatedModelSpec
 from forebay_operator.build import pod
+from forebay_operator.build.merge import merge_template
 from forebay_operator.build.names import (
     common_labels,
     content_hash,
@@ -55,6 +56,8 @@ def router_template(model: DisaggregatedModel) -> dict[str, Any]:
             "volumes": volumes,
         },
     }
+    if spec.router.pod_template is not None:
+        template = merge_template(template, spec.router.pod_template)
     template["metadata"]["labels"][labels.REVISION] = content_hash(template)
     return template
 

@@ -10,7 +10,7 @@ from forebay_operator.api.quantity import format_bytes, parse_bytes
 from forebay_operator.api.source import ModelSource, Scheme
 from forebay_operator.api.v1alpha1 import LEASE_SECONDS, DisaggregatedModel, DisaggregatedModelSpec
 from forebay_operator.build import pod
-from forebay_operator.build.merge import merge
+from forebay_operator.build.merge import merge_template
 from forebay_operator.build.names import child_name, common_labels, content_hash, selector, token_secret_name
 
 CONTAINER: Final = "engine"
@@ -64,15 +64,14 @@ def worker_template(model: DisaggregatedModel, pool: Pool) -> dict[str, Any]:
         pod_spec["nodeSelector"] = dict(pool_spec.node_selector)
     if pool_spec.tolerations:
         pod_spec["tolerations"] = [dict(toleration) for toleration in pool_spec.tolerations]
-    own = {**common_labels(model.metadata.name, "worker"), labels.POOL: pool}
-    template: dict[str, Any] = {"metadata": {"labels": own}, "spec": pod_spec}
+    template: dict[str, Any] = {
+        "metadata": {"labels": {**common_labels(model.metadata.name, "worker"), labels.POOL: pool}},
+        "spec": pod_spec,
+    }
     if spec.transfer.rdma is not None and spec.transfer.rdma.networks:
         template["metadata"]["annotations"] = {"k8s.v1.cni.cncf.io/networks": ",".join(spec.transfer.rdma.networks)}
     if pool_spec.pod_template is not None:
-        template = merge(template, pool_spec.pod_template)
-        # The selector depends on our labels, and a role in the template would come back with every new pod.
-        theirs = template.setdefault("metadata", {}).get("labels", {})
-        template["metadata"]["labels"] = {k: v for k, v in theirs.items() if k != labels.ROLE} | own
+        template = merge_template(template, pool_spec.pod_template)
     template["metadata"]["labels"][labels.REVISION] = content_hash(template)
     return template
 

@@ -1,0 +1,207 @@
+"""The `forebay` command. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+
+from forebay_operator.api.ratio import parse_ratio
+from forebay_operator.local import table, up
+from forebay_operator.local.chat import Answer, stream_chat
+from forebay_operator.local.control import Control
+from forebay_operator.local.errors import InputError, LocalError
+from forebay_operator.local.state import choose_running
+from forebay_wire import VERSION
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="forebay",
+    help="Serve large language models with prefill and decode in separate workers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+Name = Annotated[str | None, typer.Option("--name", help="Which `forebay up`; not needed when only one runs.")]
+Output = Annotated[str, typer.Option("--output", "-o", help="`table` or `json`.")]
+
+
+def _reports_errors(command: Callable[P, T]) -> Callable[P, T]:
+    """One clear line and an exit code instead of a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except InputError as error:
+            code, text = 2, str(error)
+        except LocalError as error:
+            code, text = 1, str(error)
+        except KeyboardInterrupt:
+            code, text = 130, "interrupted"
+        print(f"error: {text}", file=sys.stderr)
+        raise typer.Exit(code)
+
+    return run
+
+
+@app.command(name="up")
+@_reports_errors
+def up_command(
+    file: Annotated[Path, typer.Argument(help="A DisaggregatedModel in YAML.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the router: the OpenAI API.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address that the router listens on; workers use 127.0.0.1.")] = "127.0.0.1",
+    name: Annotated[str | None, typer.Option(help="Instead of metadata.name; one `up` per name.")] = None,
+    worker_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="First port of the workers. Default: the next free ones.")
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="Keys that clients must send, one a line; for router.apiKeysSecretRef.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Go on in the background once ready.")] = False,
+    wait: Annotated[float, typer.Option(min=1, help="With --detach: seconds to wait for readiness.")] = 900,
+) -> None:
+    """Run a model's workers and router on this machine. Ctrl-C drains, a second one kills."""
+    options = up.UpOptions(file, name, host, port, worker_port, api_keys_file)
+    console = Console()
+    if not detach:
+        raise typer.Exit(up.up(options, console))
+    arguments = ["up", str(file), "--port", str(port), "--host", host]
+    for flag, value in (("--name", name), ("--worker-port", worker_port), ("--api-keys-file", api_keys_file)):
+        if value is not None:
+            arguments += [flag, str(value)]
+    raise typer.Exit(up.up_detached(options, arguments, wait, console))
+
+
+@app.command()
+@_reports_errors
+def down(
+    name: Name = None,
+    now: Annotated[bool, typer.Option("--now", help="Kill instead of drain.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the end of the drain.")] = 660,
+) -> None:
+    """Drain a running `forebay up` and wait until it has ended."""
+    state = choose_running(name)
+    up.down(state, now=now, timeout=timeout)
+    print(f"{state.name} is down")
+
+
+@app.command()
+@_reports_errors
+def status(name: Name = None, output: Output = "table") -> None:
+    """Workers, load, latency and transport. Exit code 0 only when every process is ready."""
+    _check_output(output)
+    answer = asyncio.run(Control(choose_running(name)).status())
+    if output == "json":
+        print(msgspec.json.format(msgspec.json.encode(answer)).decode())
+    else:
+        Console().print(table.table(answer))
+    raise typer.Exit(0 if answer.ready else 1)
+
+
+@app.command()
+@_reports_errors
+def ratio(
+    target: Annotated[str, typer.Argument(metavar="PREFILL:DECODE", help="Such as 1:2.")],
+    name: Name = None,
+    output: Output = "table",
+) -> None:
+    """Switch roles by hand: so many workers for prefill, so many for decode. Running requests are not touched."""
+    _check_output(output)
+    try:
+        parse_ratio(target)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    answer = asyncio.run(Control(choose_running(name)).ratio(target))
+    if output == "json":
+        print(msgspec.json.encode(answer).decode())
+        return
+    for worker, role in answer.switched.items():
+        print(f"{worker} serves {role} now")
+    print(f"prefill:decode is {answer.ratio}" + ("" if answer.switched else " already"))
+
+
+@app.command()
+@_reports_errors
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="One question. Without it: a conversation; Ctrl-D ends.")] = None,
+    name: Name = None,
+    url: Annotated[str | None, typer.Option(help="Another OpenAI API, such as http://host:8000/v1.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name; needed with --url.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of each answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
+) -> None:
+    """Talk to the model, streamed; says which workers answered. $FOREBAY_API_KEY is sent when it is set."""
+    if url is None:
+        answer = asyncio.run(Control(choose_running(name)).status())
+        url, model = answer.endpoint, model or answer.served_name
+    if model is None:
+        raise InputError("--url needs --model, the name that the API serves")
+    fixed: dict[str, Any] = {"model": model}
+    if max_tokens is not None:
+        fixed["max_tokens"] = max_tokens
+    if temperature is not None:
+        fixed["temperature"] = temperature
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    if prompt is not None:
+        _turn(url, fixed, messages, prompt)
+        return
+    while True:
+        try:
+            said = input("> ")
+        except EOFError:
+            print()
+            return
+        if said.strip():
+            try:
+                _turn(url, fixed, messages, said)
+            except LocalError as error:
+                # A question that failed is taken back, so that the next one stands alone.
+                messages.pop()
+                print(f"error: {error}", file=sys.stderr)
+
+
+def _turn(url: str, fixed: dict[str, Any], messages: list[dict[str, str]], prompt: str) -> None:
+    messages.append({"role": "user", "content": prompt})
+    answer = Answer()
+
+    async def show() -> None:
+        body = {**fixed, "messages": messages}
+        async for piece in stream_chat(url, body, answer, api_key=os.environ.get("FOREBAY_API_KEY")):
+            print(piece, end="", flush=True)
+
+    asyncio.run(show())
+    print()
+    print(f"[{answer.summary()}]", file=sys.stderr)
+    messages.append({"role": "assistant", "content": answer.text})
+
+
+@app.command()
+def version(output: Output = "table") -> None:
+    """The version of Forebay."""
+    _check_output(output)
+    print(msgspec.json.encode({"version": VERSION}).decode() if output == "json" else f"forebay {VERSION}")
+
+
+def _check_output(output: str) -> None:
+    if output not in ("table", "json"):
+        raise typer.BadParameter(f"{output!r} is no output format; use table or json", param_hint="--output")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

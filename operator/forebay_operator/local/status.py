@@ -1,0 +1,74 @@
+"""What an `up` says of itself: the control socket's answers, `forebay status -o json` and the live table."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ContainerStatus(msgspec.Struct, frozen=True):
+    name: str
+    pool: str | None
+    """Home pool; null for the router."""
+
+    role: str | None
+    state: str
+    """Starting | Running | BackOff | Stopping | Stopped"""
+
+    ready: bool
+    port: int
+    pid: int | None
+    restarts: int
+    last_exit: str | None
+    log: str
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Share of KV blocks in use, 0 to 1. This and all below are null while unknown."""
+
+    kv_bytes_received: int | None = None
+    transport: str | None = None
+
+
+class UpStatus(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    """metadata.name of the DisaggregatedModel."""
+
+    served_name: str
+    endpoint: str
+    """Base URL of the OpenAI API."""
+
+    phase: str
+    """Starting | Ready | Degraded (was ready, and a process is not any more) | Draining"""
+
+    ready: bool
+    """Every process is."""
+
+    ratio: str
+    """Workers in the roles prefill:decode."""
+
+    pid: int
+    containers: list[ContainerStatus]
+    ttft_p95_ms: float | None = None
+    tpot_p95_ms: float | None = None
+    attainment: float | None = None
+    in_flight: int | None = None
+
+
+class DownRequest(msgspec.Struct, forbid_unknown_fields=True):
+    now: bool = False
+    """Kill instead of drain."""
+
+
+class RatioRequest(msgspec.Struct, forbid_unknown_fields=True):
+    ratio: str
+
+
+class RatioResponse(msgspec.Struct):
+    ratio: str
+    switched: dict[str, str]
+    """Worker -> new role."""
+
+
+class Refusal(msgspec.Struct):
+    error: str

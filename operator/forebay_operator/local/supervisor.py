@@ -1,0 +1,250 @@
+"""Runs the containers of one model: processes, roles, control socket, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import psutil
+
+from forebay_operator.api.ratio import Ratio
+from forebay_operator.api.v1alpha1 import DisaggregatedModel
+from forebay_operator.local import roles
+from forebay_operator.local.backoff import Backoff
+from forebay_operator.local.containers import Container
+from forebay_operator.local.load import RouterLoad, parse_report, parse_router_load
+from forebay_operator.local.probes import url_host
+from forebay_operator.local.process import Runner
+from forebay_operator.local.state import StateFolder
+from forebay_operator.local.status import ContainerStatus, UpStatus
+from forebay_wire.discovery import WorkerEntry, WorkersFile
+from forebay_wire.load import LoadReport
+from forebay_wire.paths import LOAD
+
+POLL_SECONDS = 1.0
+LOAD_TIMEOUT_SECONDS = 2.0
+LAST_GRACE_SECONDS = 10.0
+"""For workers after the router has gone, when the drain deadline has passed already: nothing runs on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    drained: bool
+    """False: the deadline passed or a second signal came, and what still ran was killed."""
+
+
+class Supervisor:
+    """One `up`. Create and run it on the main thread's event loop (see Runner)."""
+
+    def __init__(
+        self,
+        model: DisaggregatedModel,
+        containers: Sequence[Container],
+        state: StateFolder,
+        *,
+        token: str,
+        on_event: Callable[[str], None],
+        backoff: Callable[[], Backoff] = Backoff,
+    ) -> None:
+        self.model = model
+        self.state = state
+        self.events: deque[str] = deque(maxlen=200)
+        self._containers = containers
+        self._token = token
+        self._tell = on_event
+        self._backoff = backoff
+        self._roles = {c.name: c.pool for c in containers if c.pool is not None}
+        self._runners: list[Runner] = []
+        self._stop = asyncio.Event()
+        self._killed = False
+        self._draining = False
+        self._was_ready = False
+        self._load = RouterLoad()
+        self._recorded: dict[int, float] = {}
+
+    def request_down(self, *, now: bool = False) -> None:
+        """Drain and end; a second request, or `now`, kills."""
+        if now or self._stop.is_set():
+            self._killed = True
+            for runner in self._runners:
+                runner.kill()
+        self._stop.set()
+
+    async def run(self) -> Outcome:
+        """Until a drain asked for by `request_down` is over. No process is left when it returns or raises."""
+        self._write_workers()
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            self._runners = [
+                Runner(
+                    container,
+                    log=self.state.logs / f"{container.name}.log",
+                    session=session,
+                    on_event=self._event,
+                    on_change=self._changed,
+                    backoff=self._backoff(),
+                )
+                for container in self._containers
+            ]
+            tasks = {runner: asyncio.create_task(runner.run()) for runner in self._runners}
+            polling = asyncio.create_task(self._poll(session))
+            stopping = asyncio.create_task(self._stop.wait())
+            try:
+                everything: set[asyncio.Task[Any]] = {*tasks.values(), polling, stopping}
+                await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+                # A runner or the poller ends early only by an error of ours: raise it.
+                for done in (*tasks.values(), polling):
+                    if done.done() and (error := done.exception()) is not None:
+                        raise error
+                await self._drain(tasks)
+            finally:
+                for runner in self._runners:
+                    runner.kill()
+                for task in (polling, stopping):
+                    task.cancel()
+                await asyncio.gather(*tasks.values(), polling, stopping, return_exceptions=True)
+        return Outcome(drained=not self._killed)
+
+    def switch_ratio(self, asked: Ratio) -> tuple[Ratio, dict[str, str]]:
+        """Change roles so that `asked` holds; what runs on a switched worker finishes there. Raises RatioRefused."""
+        workers = [
+            roles.WorkerRole(
+                name=runner.container.name,
+                pool=runner.container.pool,
+                role=self._roles[runner.container.name],
+                load=self._work(runner),
+            )
+            for runner in self._runners
+            if runner.container.pool is not None
+        ]
+        target = roles.fit_ratio(asked, len(workers), self.model)
+        switched = roles.switch(workers, target)
+        if switched:
+            self._roles.update(switched)
+            self._write_workers()
+            self._event(f"roles are {target} now: " + ", ".join(f"{n} serves {r}" for n, r in switched.items()))
+        return target, switched
+
+    def status(self) -> UpStatus:
+        containers = [self._container_status(runner) for runner in self._runners]
+        ready = bool(containers) and all(c.ready for c in containers)
+        running = "Ready" if ready else "Degraded" if self._was_ready else "Starting"
+        router = self._router()
+        in_roles = list(self._roles.values())
+        return UpStatus(
+            name=self.state.name,
+            model=self.model.metadata.name,
+            served_name=self.model.spec.model.served_name,
+            endpoint=f"http://{url_host(router.host)}:{router.port}/v1",
+            phase="Draining" if self._draining else running,
+            ready=ready and not self._draining,
+            ratio=f"{in_roles.count('prefill')}:{in_roles.count('decode')}",
+            pid=os.getpid(),
+            containers=containers,
+            ttft_p95_ms=self._load.ttft_p95_ms,
+            tpot_p95_ms=self._load.tpot_p95_ms,
+            attainment=self._load.attainment,
+            in_flight=self._load.in_flight,
+        )
+
+    async def _drain(self, tasks: dict[Runner, asyncio.Task[None]]) -> None:
+        """The router first: it takes no new request and ends when its last stream has; the workers stay for those.
+        Then the workers, which have nothing left but leases."""
+        self._draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.model.spec.drain.timeout_seconds
+        self._event("draining: running requests finish; once more Ctrl-C ends at once")
+        for is_router in (True, False):
+            group = [runner for runner in self._runners if (runner.container.pool is None) is is_router]
+            left = max(deadline - loop.time(), 0.0 if is_router else LAST_GRACE_SECONDS)
+            for runner in group:
+                runner.stop(left)
+            # A runner whose process outlives its grace kills it, so this ends.
+            await asyncio.gather(*(tasks[runner] for runner in group))
+            if loop.time() >= deadline and is_router:
+                self._killed = True
+                self._event("the drain deadline (spec.drain.timeoutSeconds) passed; what still ran was ended")
+
+    async def _poll(self, session: aiohttp.ClientSession) -> None:
+        """Reads the router's /load. While the router is away, the workers' own reports (from probes) have to do."""
+        router = self._router()
+        url = f"http://{url_host(router.host)}:{router.port}{LOAD}"
+        while True:
+            try:
+                async with session.get(
+                    url,
+                    headers={"authorization": f"Bearer {self._token}"},
+                    timeout=aiohttp.ClientTimeout(total=LOAD_TIMEOUT_SECONDS),
+                ) as response:
+                    self._load = parse_router_load(await response.read()) if response.status == 200 else RouterLoad()
+            except (aiohttp.ClientError, TimeoutError):
+                self._load = RouterLoad()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _router(self) -> Container:
+        return next(c for c in self._containers if c.pool is None)
+
+    def _report(self, runner: Runner) -> LoadReport | None:
+        if runner.pid is None:
+            return None
+        return self._load.workers.get(runner.container.name) or parse_report(runner.last_load)
+
+    def _work(self, runner: Runner) -> int:
+        report = self._report(runner)
+        return report.running + report.waiting if report else 0
+
+    def _container_status(self, runner: Runner) -> ContainerStatus:
+        container, report = runner.container, self._report(runner)
+        usage = None
+        if report is not None and report.total_blocks > 0:
+            usage = round(1 - report.free_blocks / report.total_blocks, 4)
+        return ContainerStatus(
+            name=container.name,
+            pool=container.pool,
+            role=self._roles.get(container.name),
+            state=runner.state,
+            ready=runner.ready,
+            port=container.port,
+            pid=runner.pid,
+            restarts=runner.restarts,
+            last_exit=runner.last_exit,
+            log=str(runner.log),
+            running=report.running if report else None,
+            waiting=report.waiting if report else None,
+            kv_usage=usage,
+            kv_bytes_received=report.kv_bytes_received if report else None,
+            transport=report.transport if report else None,
+        )
+
+    def _write_workers(self) -> None:
+        entries = [
+            WorkerEntry(name=c.name, host=c.host, port=c.port, pool=c.pool, role=self._roles[c.name])
+            for c in self._containers
+            if c.pool is not None
+        ]
+        self.state.write_workers(WorkersFile(entries))
+
+    def _changed(self) -> None:
+        self._was_ready |= all(runner.ready for runner in self._runners)
+        self._record_processes()
+
+    def _record_processes(self) -> None:
+        """Keep the list of process ids that the next `up` of this name looks through should this one be killed."""
+        pids = {runner.pid for runner in self._runners if runner.pid is not None}
+        if pids == self._recorded.keys():
+            return
+        processes = {pid: started for pid, started in self._recorded.items() if pid in pids}
+        for pid in pids - processes.keys():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                processes[pid] = psutil.Process(pid).create_time()
+        self._recorded = processes
+        self.state.record_processes(processes)
+
+    def _event(self, text: str) -> None:
+        self.events.append(text)
+        self._tell(text)

@@ -1,0 +1,95 @@
+"""UpStatus for people: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from forebay_operator.local.status import ContainerStatus, UpStatus
+
+_UNKNOWN = "-"
+_STYLES = {"Ready": "green", "Running": "yellow", "Starting": "yellow", "Degraded": "red", "BackOff": "red"}
+
+
+def table(status: UpStatus) -> RenderableType:
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column, right in (
+        ("WORKER", False),
+        ("ROLE", False),
+        ("STATE", False),
+        ("RUNNING", True),
+        ("WAITING", True),
+        ("KV USE", True),
+        ("KV MOVED", True),
+        ("TRANSPORT", False),
+        ("RESTARTS", True),
+    ):
+        grid.add_column(column, justify="right" if right else "left", no_wrap=True)
+    for container in status.containers:
+        role = container.role or "router"
+        loan = " (loan)" if container.role != container.pool else ""
+        state = shown_state(container)
+        grid.add_row(
+            container.name,
+            role + loan,
+            Text(state, style=_STYLES.get(state, "")),
+            _count(container.running),
+            _count(container.waiting),
+            _share(container.kv_usage),
+            _bytes(container.kv_bytes_received),
+            container.transport or _UNKNOWN,
+            str(container.restarts),
+        )
+    return Group(Text(headline(status), style=_STYLES.get(status.phase, "")), grid)
+
+
+def headline(status: UpStatus) -> str:
+    return (
+        f"{status.name}: {status.phase}  {status.served_name} at {status.endpoint}  prefill:decode {status.ratio}  "
+        f"TTFT p95 {_milliseconds(status.ttft_p95_ms)}  TPOT p95 {_milliseconds(status.tpot_p95_ms)}  "
+        f"in flight {_count(status.in_flight)}"
+    )
+
+
+def plain(status: UpStatus) -> str:
+    """One line for the whole and one for each process."""
+    lines = [headline(status)]
+    for container in status.containers:
+        line = f"  {container.name} {container.role or 'router'} {shown_state(container)}"
+        if container.pool is not None:
+            line += (
+                f" running {_count(container.running)} waiting {_count(container.waiting)}"
+                f" kv {_share(container.kv_usage)} moved {_bytes(container.kv_bytes_received)}"
+                f" transport {container.transport or _UNKNOWN}"
+            )
+        lines.append(f"{line} restarts {container.restarts}")
+    return "\n".join(lines)
+
+
+def shown_state(container: ContainerStatus) -> str:
+    """Running and ready are one word to a reader."""
+    return "Ready" if container.state == "Running" and container.ready else container.state
+
+
+def _count(value: int | None) -> str:
+    return _UNKNOWN if value is None else str(value)
+
+
+def _share(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def _milliseconds(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.0f} ms"
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    size = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
