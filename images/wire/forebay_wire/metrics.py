@@ -29,6 +29,9 @@ ENGINE_LEASES_EXPIRED = "forebay_engine_leases_expired_total"
 ENGINE_TRANSFER_BYTES = "forebay_engine_transfer_bytes_total"
 ENGINE_TRANSFER_SECONDS = "forebay_engine_transfer_seconds_total"
 ENGINE_TRANSFER_FAILURES = "forebay_engine_transfer_failures_total"
+ENGINE_HTTP_REQUESTS = "forebay_engine_http_requests_total"
+ENGINE_TTFT = "forebay_engine_time_to_first_token_seconds"
+ENGINE_REQUEST_SECONDS = "forebay_engine_request_seconds"
 
 OBJECTIVE_BUCKETS = (0.5, 0.8, 1.0, 1.25, 2.0)
 """Histogram edges as multiples of the objective, so that attainment can be read off the buckets."""

@@ -18,7 +18,9 @@ _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 )
-_FULL_BODY = b'{"error":{"message":"too many connections","type":"server_error","param":null,"code":"too_many_connections"}}'
+_FULL_BODY = (
+    b'{"error":{"message":"too many connections","type":"server_error","param":null,"code":"too_many_connections"}}'
+)
 
 
 @dataclass
@@ -67,6 +69,7 @@ class GuardedConnection(asyncio.Protocol):
         self._inner = inner
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._handling = False
         self._refused = False
 
@@ -94,9 +97,29 @@ class GuardedConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
 
     def answered(self) -> None:
         self._handling = False
+        self._watch_flush(left=None)
+
+    def _watch_flush(self, left: int | None) -> None:
+        """The end of an answer may sit in the transport's buffer for ever: cut off a client that takes none of it.
+
+        `left`: bytes that were there at the last look.
+        """
+        self._flush_timer = None
+        if self._transport is None:
+            return
+        waiting = self._transport.get_write_buffer_size()
+        if left is not None and waiting and waiting >= left:
+            log.info("closing a connection that read nothing for %.0f s", self._guard.limits.write_seconds)
+            self._transport.abort()
+        elif left is None or waiting:
+            loop = asyncio.get_running_loop()
+            self._flush_timer = loop.call_later(self._guard.limits.write_seconds, self._watch_flush, waiting)
 
     def _too_slow(self) -> None:
         self._timer = None
@@ -119,6 +142,9 @@ class GuardedConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         self._transport = None
         if not self._refused:
             self._guard.connections.pop(self._inner, None)

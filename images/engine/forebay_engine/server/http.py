@@ -1,4 +1,4 @@
-"""What every endpoint shares: reading bodies within bounds, errors in OpenAI's shape, request ids, writing with a deadline."""
+"""What every endpoint shares: bounded bodies, errors in OpenAI's shape, request ids, writes with a deadline."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_answer(request: web.Request) -> bool:
 
 
 async def read_body(request: web.Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body. Raises ApiError 413 beyond `limit` bytes, without reading the rest; 408 when it comes too slowly."""
+    """The whole body. Raises ApiError: 413 beyond `limit` bytes, the rest unread; 408 when it comes too slowly."""
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
         raise ApiError(415, "content-encoding is not supported; send the body as it is")
     if request.content_length is not None and request.content_length > limit:
@@ -100,9 +100,7 @@ async def write(request: web.Request, response: web.StreamResponse, data: bytes)
     seconds = request.app[GUARD].limits.write_seconds
     try:
         async with asyncio.timeout(seconds):
-            await response.write(data)
-            if request.protocol.writing_paused:
-                await response.drain()
+            await response.write(data)  # waits once 64 KiB were written and the transport holds as much
     except TimeoutError as error:
         if request.transport is not None:
             request.transport.abort()
@@ -138,6 +136,8 @@ async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     except CoreDied as error:
         request.app[STATE].died.set()
         return error_response(ApiError(500, f"the engine has died: {error}", code="engine_died"))
+    except TimeoutError:
+        return error_response(ApiError(504, f"{request.path}: no answer in time", code="timeout"))
     except ConnectionError:
         raise  # the client is gone: there is nobody to answer
     except Exception:

@@ -124,6 +124,16 @@ class Reply:
         return self._choices[index].answer.finish_reason is not None
 
     @property
+    def finish_reason(self) -> str | None:
+        """Of the first choice."""
+        return self._choices[0].answer.finish_reason
+
+    @property
+    def text(self) -> str:
+        """Shown text of the first choice; only of a reply that keeps its pieces."""
+        return "".join(piece.text for piece in self._choices[0].pieces)
+
+    @property
     def all_finished(self) -> bool:
         return all(choice.answer.finish_reason is not None for choice in self._choices)
 

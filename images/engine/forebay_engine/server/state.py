@@ -6,7 +6,9 @@ import asyncio
 import hmac
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from forebay_engine.core.handle import CoreHandle, CoreInfo
@@ -58,6 +60,7 @@ class WorkerState:
     info: CoreInfo | None = None
     """None while the model is being loaded."""
 
+    loaded_unix: int = 0
     port: int = 0
     """The port that listens, which the settings may leave open (0)."""
 
@@ -70,6 +73,12 @@ class WorkerState:
 
     died: asyncio.Event = field(default_factory=asyncio.Event)
     """The core is gone."""
+
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """The server is about to stop; streams without an end of their own end now."""
+
+    encoders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encode"))
+    """Tokenises long texts, one at a time: beside the event loop, not beside every core of the machine."""
 
     _seen: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _epoch: int = 0
@@ -99,10 +108,31 @@ class WorkerState:
             raise ApiError(503, f"worker {self.settings.name}: {self.unready}", code="not_ready", retry_after=1.0)
         return self.info
 
+    def set_draining(self, draining: bool) -> None:
+        self.draining = draining
+        self.core.set_draining(draining)
+
     def limits(self, info: CoreInfo) -> ModelLimits:
         return ModelLimits(self.settings.served_name, info.max_model_len, info.vocab_size)
 
-    def count_router(self, router: str | None) -> None:
+    @contextmanager
+    def admit(self, router: str | None) -> Iterator[CoreInfo]:
+        """Around each request for an answer: counted from its head to its last byte, refused beyond the bound.
+
+        Raises ApiError 503 while not serving, 429 when too many are here already.
+        """
+        self._count_router(router)
+        info = self.serving()
+        most = self.settings.max_running + self.settings.max_waiting
+        if self.in_flight >= most:
+            raise ApiError(429, f"{self.in_flight} requests are here, at most {most} may be", retry_after=1.0)
+        self.in_flight += 1
+        try:
+            yield info
+        finally:
+            self.in_flight -= 1
+
+    def _count_router(self, router: str | None) -> None:
         if router is None:
             return
         self._seen[router] = self._seen.get(router, 0) + 1
