@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forebay_engine.model import smollm2
 from forebay_engine.errors import ModelError
+from forebay_engine.model import smollm2
 
 LOCK_TIMEOUT_SECONDS = 600.0
 DOWNLOAD_TIMEOUT_SECONDS = 600.0

@@ -1,0 +1,144 @@
+"""The transformer: weights by layer, and one forward pass over a step's tokens. Attention is given by the caller.
+
+Follows LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM of Hugging Face's transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from forebay_engine.model.linear import GatedMLP, Linear, make_gated_mlp, make_linear, min_rows
+from forebay_engine.model.rope import Rotation, inverse_frequencies
+from forebay_engine.model.spec import ModelSpec
+from forebay_engine.model.weights import WeightFiles
+
+
+class Attention(Protocol):
+    """Paged attention of one step."""
+
+    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Store the step's K and V, attend, and give [rows, heads * head_size].
+
+        `qkv` is [rows, heads + 2 * kv_heads, head_size], q and k rotated; rows after the step's tokens are padding.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: Linear
+    mlp_norm: torch.Tensor
+    mlp: GatedMLP
+    down: Linear
+
+
+class Network:
+    """A loaded model. Not thread-safe; deterministic."""
+
+    def __init__(self, folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        """Load the weights of `folder`. Raises ModelError when a tensor is missing or has another shape."""
+        self.spec = spec
+        self.dtype = dtype
+        self.device = device
+        self.min_rows = min_rows(device, dtype)
+        self._inverse = inverse_frequencies(spec).to(device)
+        with WeightFiles(folder) as files, torch.inference_mode():
+            loader = _Loader(files, spec, dtype, device)
+            self._layers = [loader.layer(i) for i in range(spec.layers)]
+            self._norm = loader.vector("model.norm.weight", spec.hidden)
+            head = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
+            self._head = make_linear(loader.matrix(head, spec.vocab_size, spec.hidden))
+        with WeightFiles(folder) as files:
+            # On a CPU the table stays the file's mapping in the file's dtype: its pages are shared between workers, and
+            # converting the few rows of a step gives the same numbers as converting all of it. The files are mapped
+            # anew, so that the pages of all the other weights don't stay with this process.
+            table = files.get("model.embed_tokens.weight", (spec.vocab_size, spec.hidden))
+            self._embedding = table if device.type == "cpu" else table.to(device, dtype)
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """Hidden states [n or more, hidden] after the last layer, before the final norm.
+
+        `token_ids` and `positions` are int64 [n]. Rows beyond n are padding.
+        """
+        spec = self.spec
+        missing = self.min_rows - token_ids.shape[0]
+        if missing > 0:
+            token_ids, positions = F.pad(token_ids, (0, missing)), F.pad(positions, (0, missing))
+        rows = token_ids.shape[0]
+        rotation = Rotation(self._inverse, positions, self.dtype)
+        width, rotated = (spec.hidden,), spec.heads + spec.kv_heads
+        x = F.embedding(token_ids, self._embedding).to(self.dtype)
+        for index, layer in enumerate(self._layers):
+            normed = F.rms_norm(x, width, layer.input_norm, spec.rms_eps)
+            qkv = layer.qkv(normed).view(rows, -1, spec.head_size)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                self._norm_heads_(qkv[:, : spec.heads], layer.q_norm)
+                self._norm_heads_(qkv[:, spec.heads : rotated], layer.k_norm)
+            rotation.apply_(qkv[:, :rotated])
+            x = layer.out.plus(attention(index, qkv), x)
+            normed = F.rms_norm(x, width, layer.mlp_norm, spec.rms_eps)
+            x = layer.down.plus(layer.mlp(normed), x)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab_size] of hidden states [n, hidden] from `forward`."""
+        rows = hidden.shape[0]
+        if rows < self.min_rows:
+            hidden = F.pad(hidden, (0, 0, 0, self.min_rows - rows))
+        normed = F.rms_norm(hidden, (self.spec.hidden,), self._norm, self.spec.rms_eps)
+        return self._head(normed)[:rows].float()
+
+    def _norm_heads_(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        x.copy_(F.rms_norm(x, (self.spec.head_size,), weight, self.spec.rms_eps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    files: WeightFiles
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
+        return self.files.get(name, (outputs, inputs)).to(self.device, self.dtype)
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        # Cloned, or a float32 vector would keep its whole file mapped.
+        return self.files.get(name, (size,)).to(self.device, self.dtype, copy=True)
+
+    def layer(self, index: int) -> _Layer:
+        spec, at = self.spec, f"model.layers.{index}"
+        q, kv = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
+        parts = [(f"{at}.self_attn.{name}_proj", rows) for name, rows in (("q", q), ("k", kv), ("v", kv))]
+        qkv = torch.cat([self.matrix(f"{name}.weight", rows, spec.hidden) for name, rows in parts])
+        qkv_bias = torch.cat([self.vector(f"{n}.bias", rows) for n, rows in parts]) if spec.qkv_bias else None
+        out, mlp = f"{at}.self_attn.o_proj", f"{at}.mlp"
+        gate, up = (self.matrix(f"{mlp}.{name}_proj.weight", spec.intermediate, spec.hidden) for name in ("gate", "up"))
+        gate_bias, up_bias = (
+            self.vector(f"{mlp}.{name}_proj.bias", spec.intermediate) if spec.mlp_bias else None
+            for name in ("gate", "up")
+        )
+        return _Layer(
+            input_norm=self.vector(f"{at}.input_layernorm.weight", spec.hidden),
+            qkv=make_linear(qkv, qkv_bias),
+            q_norm=self.vector(f"{at}.self_attn.q_norm.weight", spec.head_size) if spec.qk_norm else None,
+            k_norm=self.vector(f"{at}.self_attn.k_norm.weight", spec.head_size) if spec.qk_norm else None,
+            out=make_linear(
+                self.matrix(f"{out}.weight", spec.hidden, q),
+                self.vector(f"{out}.bias", spec.hidden) if spec.o_bias else None,
+            ),
+            mlp_norm=self.vector(f"{at}.post_attention_layernorm.weight", spec.hidden),
+            mlp=make_gated_mlp(gate, up, gate_bias, up_bias),
+            down=make_linear(
+                self.matrix(f"{mlp}.down_proj.weight", spec.hidden, spec.intermediate),
+                self.vector(f"{mlp}.down_proj.bias", spec.hidden) if spec.mlp_bias else None,
+            ),
+        )
