@@ -47,7 +47,7 @@ class CoreParts:
     """Everything `LocalCore` joins; made off the loop, since loading a model takes seconds."""
 
     info: CoreInfo
-    make_loop: Callable[[LoopOutbox], StepLoop]
+    make_loop: Callable[[LoopOutbox, TransferService], StepLoop]
     make_service: Callable[[Callable[[tuple[int, ...]], None], Callable[[tuple[int, ...]], None]], TransferService]
     close: Callable[[], None]
 
@@ -105,7 +105,7 @@ class LocalCore:
         loop = asyncio.get_running_loop()
         self._parts = await loop.run_in_executor(None, self._make_parts)
         self._service = self._parts.make_service(self._blocks_freed, self._blocks_expired)
-        self._steps = self._parts.make_loop(LoopOutbox(self, loop))
+        self._steps = self._parts.make_loop(LoopOutbox(self, loop), self._service)
         await self._service.start()
         self._steps.start()
         return self._parts.info
@@ -140,7 +140,7 @@ class LocalCore:
         await self._settle_reservation(request.request_id, source.epoch)
         if source.engine_id == self._parts.info.engine_id:
             # The blocks are our own: give the lease back and find them again through the prefix cache.
-            await self._service.complete(LeaseRef(request_id=source.request_id, epoch=source.epoch))
+            self._service.complete(LeaseRef(request_id=source.request_id, epoch=source.epoch))
             request.pull = None
             return request
         self._service.track(source)
@@ -231,9 +231,7 @@ class LocalCore:
                 await self._service.follow(request, blocks, pulled)
                 await asyncio.Event().wait()
         except TimeoutError:
-            log.info(
-                "request %s: no decode leg in %.0f s, reservation ends", request.request_id, request.ttl_seconds
-            )
+            log.info("request %s: no decode leg in %.0f s, reservation ends", request.request_id, request.ttl_seconds)
             del self._reservations[request.request_id]
             self._steps.send(ReleaseReservation(request.request_id))
 

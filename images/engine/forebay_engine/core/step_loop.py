@@ -61,18 +61,18 @@ class StepLoop:
         scheduler: Scheduler,
         pool: BlockPool,
         leases: LeaseTable,
-        lease_seconds: float,
         outbox: Outbox,
-        transfer_stats: Callable[[CoreStats], CoreStats] = lambda stats: stats,
+        transfer_stats: Callable[[CoreStats], CoreStats],
+        wake_transfer: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._pool = pool
         self._leases = leases
-        self._lease_seconds = lease_seconds
         self._outbox = outbox
         self._transfer_stats = transfer_stats
+        self._wake_transfer = wake_transfer
         self._clock = clock
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="forebay-steps", daemon=True)
@@ -136,7 +136,7 @@ class StepLoop:
                 self._pool.free_blocks(blocks)
             case BlocksExpired(blocks=blocks):
                 self._leases_expired += 1
-                self._pool.quarantine(blocks, self._clock() + self._lease_seconds)
+                self._pool.quarantine(blocks, self._clock() + self._leases.lease_seconds)
             case ReserveBlocks(reserve=reserve, reply=reply):
                 # The transfer loop ends reservations: only it knows when no read lands in the blocks any more.
                 reply(self._scheduler.reserve(reserve.request_id, reserve.prompt_tokens, math.inf))
@@ -192,6 +192,8 @@ class StepLoop:
         for request_id, blocks in result.progressed:
             self._leases.advance(request_id, blocks)
         holds = {state.request.request_id: self._hold(state, ended) for state in result.finished_holds}
+        if result.progressed or holds:
+            self._wake_transfer()
         events: list[TokenEvent | FailEvent] = []
         for event in result.events:
             hold = holds.get(event.request_id)
@@ -208,7 +210,7 @@ class StepLoop:
         tokens = len(request.prompt_ids)
         lease = self._leases.grant(request.request_id, state.blocks, tokens, now)
         return HoldInfo(
-            block_ids=list(lease.blocks), num_tokens=tokens, epoch=lease.epoch, lease_seconds=self._lease_seconds
+            block_ids=list(lease.blocks), num_tokens=tokens, epoch=lease.epoch, lease_seconds=self._leases.lease_seconds
         )
 
     def _account(self, plan: StepPlan, outputs: list[StepOutput], seconds: float) -> None:
