@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from aiohttp import web
 
@@ -74,7 +75,7 @@ class GuardedConnection(asyncio.Protocol):
         self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         if len(self._guard.connections) >= self._guard.limits.max_connections:
             self._refused = True
             transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
