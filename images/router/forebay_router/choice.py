@@ -1,0 +1,183 @@
+"""Which worker takes a request. Pure: snapshots in, names out; the caller counts `turn` up so that ties rotate."""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+
+class Health(enum.IntEnum):
+    """From best to worst; only the first two may be given work."""
+
+    READY = 0
+    SUSPECT = 1
+    """Silent: taken only when no READY worker is left."""
+
+    DRAINING = 2
+    LOADING = 3
+    UNKNOWN = 4
+    """No report yet."""
+
+    DEAD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker as of now: its last report plus what was sent to it since."""
+
+    name: str
+    engine_id: str
+    role: str | None
+    health: Health
+    compat_hash: str = ""
+    queued_tokens: int = 0
+    """Prompt tokens waiting to be computed."""
+
+    velocity: float = 0.0
+    """Prefill tokens per second; 0: unknown."""
+
+    running: int = 0
+    """Requests running, waiting or on their way."""
+
+    max_running: int = 0
+    resident_tokens: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    block_size: int = 16
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """A restarted worker is another one: a request that saw the old one die may try it again."""
+        return (self.name, self.engine_id)
+
+
+Key = tuple[str, str]
+
+TIE_SECONDS = 0.005
+TIE_SHARE = 0.05
+"""Scores closer than 5 ms, or 5 % of the best, are noise of the reports' age: they rotate."""
+
+
+def _usable(candidates: Iterable[Candidate], excluded: Collection[Key]) -> list[Candidate]:
+    """Those that may be tried, the best health only."""
+    left = [c for c in candidates if c.health <= Health.SUSPECT and c.key not in excluded]
+    best = min((c.health for c in left), default=Health.READY)
+    return [c for c in left if c.health == best]
+
+
+def _rotate(ties: Sequence[Candidate], turn: int) -> Candidate:
+    ordered = sorted(ties, key=lambda c: c.name)
+    return ordered[turn % len(ordered)]
+
+
+def prefill_seconds(candidate: Candidate, prompt_tokens: int, velocity: float) -> float:
+    """Expected time until this prompt is computed there: its queue and itself at the worker's measured velocity.
+
+    `velocity` stands in where the worker has not measured its own.
+    """
+    return (candidate.queued_tokens + prompt_tokens) / (candidate.velocity or velocity)
+
+
+def _velocity(candidates: Sequence[Candidate]) -> float:
+    known = [c.velocity for c in candidates if c.velocity > 0]
+    return statistics.median(known) if known else 1.0
+
+
+def pick_prefill(
+    candidates: Iterable[Candidate], prompt_tokens: int, turn: int = 0, excluded: Collection[Key] = ()
+) -> Candidate | None:
+    """The worker with the shortest expected prefill queue."""
+    usable = _usable(candidates, excluded)
+    if not usable:
+        return None
+    velocity = _velocity(usable)
+    score = {c.name: prefill_seconds(c, prompt_tokens, velocity) for c in usable}
+    best = min(score.values())
+    limit = best + max(TIE_SECONDS, TIE_SHARE * best)
+    return _rotate([c for c in usable if score[c.name] <= limit], turn)
+
+
+def decode_load(candidate: Candidate, tokens: int) -> tuple[bool, float]:
+    """(has no room, how full): a worker with room always comes first.
+
+    How full is the larger of batch over its cap and KV in use over the pool, plus the resident tokens' share, which is
+    what a decode step's time grows with.
+    """
+    blocks = -(-tokens // candidate.block_size)
+    total = max(candidate.total_blocks, 1)
+    crowded = candidate.free_blocks < blocks or 0 < candidate.max_running <= candidate.running
+    batch = candidate.running / candidate.max_running if candidate.max_running else 0.0
+    used = 1.0 - candidate.free_blocks / total if candidate.total_blocks else 0.0
+    resident = candidate.resident_tokens / (total * candidate.block_size) if candidate.total_blocks else 0.0
+    return crowded, max(batch, used) + resident
+
+
+def pick_decode(
+    candidates: Iterable[Candidate],
+    tokens: int,
+    turn: int = 0,
+    excluded: Collection[Key] = (),
+    compat_hash: str | None = None,
+) -> Candidate | None:
+    """The emptiest decode worker with room for `tokens`; with `compat_hash`, of those that can read its KV."""
+    usable = _usable((c for c in candidates if compat_hash is None or c.compat_hash == compat_hash), excluded)
+    if not usable:
+        return None
+    score = {c.name: decode_load(c, tokens) for c in usable}
+    crowded, load = min(score.values())
+    ties = [c for c in usable if score[c.name][0] == crowded and score[c.name][1] <= load * (1 + TIE_SHARE) + 1e-9]
+    return _rotate(ties, turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    prefill: Candidate
+    decode: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class NoPair:
+    """Why the two legs cannot run on two workers; `kind` is the label of the degraded metric."""
+
+    kind: str
+    """`no_prefill` | `no_decode` | `no_compatible_pair`"""
+
+
+def pick_pair(
+    candidates: Sequence[Candidate],
+    prompt_tokens: int,
+    turn: int = 0,
+    excluded: Collection[Key] = (),
+) -> Pair | NoPair:
+    """A prefill worker and a decode worker that can read each other's KV."""
+    prefills = _usable((c for c in candidates if c.role == "prefill"), excluded)
+    decodes = _usable((c for c in candidates if c.role == "decode"), excluded)
+    if not prefills or not decodes:
+        return NoPair("no_prefill" if not prefills else "no_decode")
+    hashes = {c.compat_hash for c in decodes}
+    prefill = pick_prefill((c for c in prefills if c.compat_hash in hashes), prompt_tokens, turn)
+    if prefill is None:
+        return NoPair("no_compatible_pair")
+    decode = pick_decode(decodes, prompt_tokens, turn, compat_hash=prefill.compat_hash)
+    assert decode is not None
+    return Pair(prefill, decode)
+
+
+def pick_any(
+    candidates: Sequence[Candidate],
+    tokens: int,
+    turn: int = 0,
+    excluded: Collection[Key] = (),
+    *,
+    mixed: bool,
+) -> Candidate | None:
+    """A worker for both phases or for the rest of an answer: of the decode pool, else (`mixed`) of any."""
+    decode = pick_decode((c for c in candidates if c.role == "decode"), tokens, turn, excluded)
+    if decode is not None and decode.health == Health.READY:
+        return decode
+    other = pick_decode(candidates, tokens, turn, excluded) if mixed else None
+    if decode is None or (other is not None and other.health < decode.health):
+        return other
+    return decode

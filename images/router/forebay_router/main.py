@@ -1,0 +1,150 @@
+"""The `forebay-router` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import math
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from forebay_router import trust
+from forebay_router.app import Router
+from forebay_router.discovery import WorkersFileDiscovery
+from forebay_router.server import Listener
+from forebay_router.settings import RouterSettings
+from forebay_wire import VERSION
+
+log = logging.getLogger("forebay_router")
+
+BACKLOG = 1024
+CANCEL_SECONDS = 5.0
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port (0..65535)")
+    return value
+
+
+def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
+    """Settings from the command line. Exits with 2 and one line on a bad one; raises trust.BadSecretFile."""
+    parser = argparse.ArgumentParser(
+        prog="forebay-router",
+        description="The front door of one model: an OpenAI API over prefill and decode workers.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=_port, default=8000)
+    parser.add_argument("--name", default=socket.gethostname(), help="id of this router towards its workers")
+    parser.add_argument(
+        "--workers-file", type=Path, required=True, help="JSON list of the workers; may change any time"
+    )
+    parser.add_argument("--token-file", type=Path, help="the per-model secret that workers ask for")
+    parser.add_argument("--served-name", help="model name that clients send; by default what the workers report")
+    parser.add_argument("--fallback", choices=("both-phases", "refuse"), default="both-phases")
+    parser.add_argument("--api-keys-file", type=Path, help="clients' keys, one a line; by default none is asked for")
+    parser.add_argument("--ttft-ms", type=_positive, default=1000.0, help="objective: time to first token")
+    parser.add_argument("--tpot-ms", type=_positive, default=40.0, help="objective: time per output token")
+    parser.add_argument("--request-timeout-seconds", type=_positive, default=600.0)
+    parser.add_argument("--stall-timeout-seconds", type=_positive, default=20.0)
+    parser.add_argument(
+        "--drain-timeout-seconds", type=_positive, default=600.0, help="for running requests on SIGTERM"
+    )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    args = parser.parse_args(argv)
+    return RouterSettings(
+        name=args.name,
+        host=args.host,
+        port=args.port,
+        workers_file=args.workers_file,
+        token=trust.load_token(args.token_file) if args.token_file else None,
+        served_name=args.served_name,
+        both_phases=args.fallback == "both-phases",
+        api_keys=trust.load_api_keys(args.api_keys_file) if args.api_keys_file else (),
+        ttft_objective=args.ttft_ms / 1000,
+        tpot_objective=args.tpot_ms / 1000,
+        request_timeout=args.request_timeout_seconds,
+        stall_timeout=args.stall_timeout_seconds,
+        drain_timeout=args.drain_timeout_seconds,
+        log_level=args.log_level,
+    )
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Serve until SIGTERM or SIGINT; then accept no more, finish what runs within the drain timeout, and return."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    router = Router(settings, WorkersFileDiscovery(settings.workers_file, settings.role_grace))
+    listener = Listener(router.handle, settings)
+    try:
+        server = await loop.create_server(listener, settings.host, settings.port, backlog=BACKLOG)
+        router.start()
+        log.info("router %s listens on %s:%d", settings.name, settings.host, settings.port)
+        await stop.wait()
+        router.drain()
+        server.close()
+        await _drain(router, listener, settings.drain_timeout)
+    finally:
+        await router.close()
+
+
+async def _drain(router: Router, listener: Listener, timeout: float) -> None:
+    log.info("draining: %d requests run", router.metrics.in_flight)
+    listener.retire()
+    deadline = asyncio.get_running_loop().time() + timeout
+    while listener.connections and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.05)
+    if listener.connections:
+        log.warning("%d connections are cut at the end of the drain timeout", len(listener.connections))
+    await listener.shutdown(CANCEL_SECONDS)
+
+
+def _raise_file_limit() -> None:
+    """Every stream takes two sockets; the usual soft limit of 1,024 is met early."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        settings = parse_args(argv)
+    except trust.BadSecretFile as error:
+        sys.exit(_fail(str(error)))
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
+    )
+    _raise_file_limit()
+    try:
+        uvloop.run(serve(settings))
+    except OSError as error:
+        sys.exit(_fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"))
+
+
+def _fail(text: str) -> int:
+    sys.stderr.write(f"forebay-router: {text}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,607 @@
+"""One client request from choice to last byte: the failure rules R1-R5 and R7 (design section 5) are here.
+
+Prefill phase -> HandOff -> decode phase. A leg that fails is followed by the best next one:
+
+- *decode*: the client's body with the prefill worker's params, as long as no token of a decode worker is out (R3);
+- *continue*: /internal/continue with the token ids delivered so far (R4);
+- *plain*: both phases on one worker, when nothing else is left (R5), when the request cannot be split, or when what is
+  out holds no token id; what the client has already is left out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from forebay_router import choice
+from forebay_router.choice import Candidate, Health, Key
+from forebay_router.client_side import ClientGone, ClientSide
+from forebay_router.context import Context
+from forebay_router.legs import ClientCall, HandOff, read_handoff, read_usage, without_params
+from forebay_router.relay import Delivered, Relay
+from forebay_router.reservation import Reservation
+from forebay_router.upstream import Reply, WorkerFailed, WorkerStream
+from forebay_router.watchdog import Guard
+from forebay_router.workers import Worker
+from forebay_wire import headers, paths, stream
+from forebay_wire.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+CLIENT_LEFT = 499
+PASSED_HEADERS = ("content-type", headers.RETRY_AFTER)
+"""All that a client sees of a worker's headers."""
+
+BUSY = (429, 503)
+RESUME_SECONDS = 3.0
+"""How long a stream that has begun waits for a worker to come back before it ends with an error."""
+
+RESUME_BUSY_SECONDS = 15.0
+"""The same while some worker answers, but is busy."""
+
+RESUME_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What to ask a worker for the (rest of the) answer."""
+
+    name: str
+    path: str
+    body: bytes
+    first_byte: float
+    """Seconds to wait for the first byte."""
+
+    skip: Counter[int] | None = None
+
+
+class Exchange:
+    """One request. `received` is the time its last byte was read."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        client: ClientSide,
+        call: ClientCall,
+        *,
+        request_id: str,
+        traceparent: str | None,
+        received: float,
+    ) -> None:
+        self._ctx = ctx
+        self._client = client
+        self._call = call
+        self._id = request_id
+        self._received = received
+        self._headers = {headers.REQUEST_ID: request_id}
+        if traceparent is not None:
+            self._headers[headers.TRACEPARENT] = traceparent
+        self._prompt_tokens = ctx.estimate.tokens(call)
+        self._tokens = self._prompt_tokens + call.output_tokens()
+        self._reservation = Reservation(ctx, request_id, self._headers, self._prompt_tokens)
+        self._delivered = Delivered(call.several)
+        self._handoff: HandOff | None = None
+        self._first_body = b""
+        self._compat_hash = ""
+        self._lease_at: Worker | None = None
+        """A prefill worker that may hold blocks for us."""
+
+        self._failed: set[Key] = set()
+        self._busy: dict[Key, float] = {}
+        """When a worker that was busy may be asked again."""
+
+        self._last_reply: Reply | None = None
+        self._complete = False
+        self._late_events = 0
+        self._late_ids = 0
+        """Of `_delivered`, what came after the hand-off's delta."""
+
+        self._prefill_name = ""
+        self._announced = ""
+        """The decode worker named in the response headers."""
+
+        self._last_worker = ""
+        self._degraded: str | None = None
+        self._retries = 0
+        self._code = 500
+        self._prefill_sent: float | None = None
+        self._prefill_done: float | None = None
+        self._slot_known: float | None = None
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self._generated = 0
+
+    async def run(self) -> None:
+        """Serve the request to its end, whatever that is. Raises only cancellation (client gone, or shutting down)."""
+        settings = self._ctx.settings
+        self._ctx.metrics.offered_prompt_tokens += self._prompt_tokens
+        try:
+            try:
+                async with asyncio.timeout(settings.request_timeout):
+                    await self._serve()
+            except TimeoutError:
+                await self._refuse(ApiError(504, f"not finished within {settings.request_timeout:g} s"))
+            except ApiError as error:
+                await self._refuse(error)
+        except ClientGone as gone:
+            log.info("request %s: client gone: %s", self._id, gone)
+            self._code = CLIENT_LEFT
+            self._client.abort()
+        except asyncio.CancelledError:
+            self._code = CLIENT_LEFT
+            raise
+        except Exception:
+            log.exception("request %s", self._id)
+            self._code = 500
+            self._client.abort()
+        finally:
+            self._settle()
+
+    async def _serve(self) -> None:
+        if self._call.split and not await self._prefill_phase():
+            return
+        target: Worker | None = None
+        if self._handoff is not None:
+            if self._handoff.finished:
+                await self._first_token_is_all(self._handoff)
+                return
+            target = await self._reservation.worker()
+            self._slot_known = self._ctx.clock()
+        if not self._call.stream:
+            await self._whole(target)
+            return
+        if target is not None and self._handoff is not None and self._handoff.delta is not None:
+            await self._begin(target)
+        await self._stream(target)
+
+    # Prefill phase
+
+    async def _prefill_phase(self) -> bool:
+        """Get a hand-off, or none where one worker has to do both phases; False when the client is answered (R1)."""
+        ctx = self._ctx
+        while True:
+            pair = choice.pick_pair(
+                ctx.workers.candidates(), self._prompt_tokens, ctx.turn(), self._failed | self._busy.keys()
+            )
+            if isinstance(pair, choice.NoPair):
+                return await self._without_pair(pair.kind)
+            prefill = ctx.worker(pair.prefill)
+            await self._reservation.begin(prefill, pair.prefill.compat_hash)
+            reply = await self._prefill_leg(prefill, pair.prefill.key)
+            if reply is None:
+                continue
+            if reply.status != 200:
+                await self._pass_on(reply)
+                return False
+            self._handoff = read_handoff(reply.body)
+            if self._handoff is None:
+                self._lost(prefill, pair.prefill.key, "prefill", "no_params")
+                continue
+            self._first_body = reply.body
+            self._compat_hash = pair.prefill.compat_hash
+            if self._handoff.finished:
+                self._lease_at = None
+            params = self._handoff.params
+            ctx.estimate.learn(self._call, params.prompt_tokens or 0)
+            ctx.metrics.cached_prompt_tokens += params.cached_tokens or 0
+            return True
+
+    async def _prefill_leg(self, worker: Worker, key: Key) -> Reply | None:
+        """The worker's answer; None when another worker is to be tried."""
+        ctx = self._ctx
+        self._lease_at = worker
+        self._prefill_sent = ctx.clock()
+        ticket = worker.send(self._prefill_sent, prefill_tokens=self._prompt_tokens)
+        try:
+            async with ctx.watchdog.watch(worker, ctx.settings.prefill_timeout):
+                reply = await ctx.client.post(
+                    worker, self._call.path, self._call.prefill(), self._headers, limit=ctx.settings.max_reply
+                )
+        except WorkerFailed as error:
+            worker.withdraw(ticket)
+            ctx.failed(error)
+            self._lost(worker, key, "prefill", error.reason)
+            return None
+        self._prefill_done = ctx.clock()
+        if reply.status == 200:
+            self._prefill_name = worker.name
+            return reply
+        self._lease_at = None
+        if reply.status in BUSY or reply.status >= 500:
+            self._turned_down(worker, key, "prefill", reply)
+            return None
+        return reply
+
+    async def _without_pair(self, kind: str) -> bool:
+        """No two workers for the two phases: R5, or the answer of those that were tried."""
+        await self._reservation.drop()
+        if self._last_reply is not None and self._last_reply.status == 429:
+            await self._pass_on(self._last_reply)
+            return False
+        if not self._ctx.settings.both_phases:
+            await self._give_up(kind)
+            return False
+        self._note_degraded(kind)
+        return True
+
+    async def _first_token_is_all(self, handoff: HandOff) -> None:
+        """The answer ended with its first token: no decode leg."""
+        self._reservation.abandon()
+        self._last_worker = self._prefill_name
+        if not self._call.stream:
+            await self._pass_on(Reply(200, {"content-type": "application/json"}, self._first_body))
+            return
+        await self._start(self._prefill_name, self._prefill_name)
+        await self._write_delta(handoff)
+        await self._end_stream()
+
+    # Decode phase, streamed
+
+    async def _stream(self, target: Worker | None) -> None:
+        """Leg after leg until the answer is whole."""
+        while True:
+            if target is None:
+                candidate = await self._next_worker()
+                target = self._ctx.worker(candidate) if candidate else None
+            leg = await self._prepare(target) if target else None
+            if target is None or leg is None:
+                await self._give_up()
+                return
+            if await self._stream_leg(target, target.key, leg):
+                return
+            target = None
+
+    async def _stream_leg(self, worker: Worker, key: Key, leg: Leg) -> bool:
+        """One leg; True when the answer is whole."""
+        ctx = self._ctx
+        relay = Relay(self._delivered, leg.skip)
+        ticket = worker.send(ctx.clock(), decode_tokens=self._tokens)
+        upstream: WorkerStream | None = None
+        try:
+            async with ctx.watchdog.watch(worker, leg.first_byte) as guard:
+                upstream = await ctx.client.open(worker, leg.path, leg.body, self._headers)
+                if upstream.status != 200:
+                    body = await upstream.read_all(ctx.settings.max_reply)
+                    return await self._leg_refused(worker, key, leg, Reply(upstream.status, upstream.headers, body))
+                self._last_worker = worker.name
+                if leg.name == "plain":
+                    self._prefill_name = worker.name
+                if not self._client.started and self._handoff is not None and self._handoff.delta is not None:
+                    await self._begin(worker)
+                await self._pump(upstream, relay, guard)
+            self._lease_at = None if leg.name == "decode" else self._lease_at
+            await self._end_stream()
+            await upstream.finish()
+            return True
+        except WorkerFailed as error:
+            if upstream is not None:
+                upstream.abort()
+            worker.withdraw(ticket)
+            ctx.failed(error)
+            self._lost(worker, key, leg.name, error.reason)
+            return False
+        except BaseException:
+            if upstream is not None:
+                upstream.abort()
+            raise
+
+    async def _pump(self, upstream: WorkerStream, relay: Relay, guard: Guard) -> None:
+        """Relay until [DONE]. Raises WorkerFailed when the stream breaks, stalls, errs or ends without it."""
+        ctx, delivered = self._ctx, self._delivered
+        while True:
+            data = await upstream.read()
+            guard.alive(ctx.clock())
+            guard.limit = ctx.settings.stall_timeout
+            if not data:
+                raise WorkerFailed(upstream.worker, "truncated", "the stream ended without [DONE]")
+            events, ids = delivered.events, len(delivered.ids)
+            out = relay.feed(data)
+            self._late_events += delivered.events - events
+            self._late_ids += len(delivered.ids) - ids
+            if out:
+                if not self._client.started:
+                    await self._start(self._prefill_name or upstream.worker.name, upstream.worker.name)
+                guard.paused = True
+                await self._client.write(out)
+                guard.paused = False
+                guard.alive(ctx.clock())
+                self._wrote(relay.content_events)
+            if relay.error is not None:
+                raise WorkerFailed(upstream.worker, "error_event", relay.error)
+            if relay.done:
+                return
+
+    def _wrote(self, content_events: int) -> None:
+        """Times of content that just went out."""
+        if not content_events:
+            return
+        now = self._ctx.clock()
+        itl = self._ctx.metrics.itl
+        if self._first_at is None:
+            self._first_at = now
+        elif self._last_at is not None:
+            itl.observe(now - self._last_at)
+        if content_events > 1:
+            itl.observe(0.0, content_events - 1)
+        self._last_at = now
+        self._ctx.metrics.generated_tokens += len(self._delivered.ids) - self._generated
+        self._generated = len(self._delivered.ids)
+
+    async def _begin(self, decode: Worker) -> None:
+        """First byte: the decode slot is certain."""
+        assert self._handoff is not None
+        await self._start(self._prefill_name, decode.name)
+        await self._write_delta(self._handoff)
+
+    async def _start(self, prefill: str, decode: str) -> None:
+        self._announced = self._last_worker = decode
+        await self._client.start({**self._own_headers(prefill, decode), "cache-control": "no-cache"})
+
+    async def _write_delta(self, handoff: HandOff) -> None:
+        payloads = handoff.delta or []
+        for payload in payloads:
+            self._delivered.note(payload)
+        self._delivered.ids.extend(handoff.first_ids)
+        await self._client.write(b"".join(b"data: " + payload.encode() + b"\n\n" for payload in payloads))
+        self._wrote(int(self._delivered.content))
+
+    async def _end_stream(self) -> None:
+        tail = stream.DONE
+        if self._last_worker != self._announced:
+            tail = b": forebay decode=" + self._last_worker.encode() + b"\n\n" + tail
+        if not self._client.started:
+            await self._start(self._prefill_name or self._last_worker, self._last_worker)
+        await self._client.write(tail)
+        await self._client.finish()
+        self._complete, self._code = True, 200
+
+    # Decode phase, whole
+
+    async def _whole(self, target: Worker | None) -> None:
+        """As `_stream`, for an answer in one body: nothing is out before its end, so a lost leg is simply run again."""
+        ctx = self._ctx
+        while True:
+            if target is None:
+                candidate = await self._next_worker()
+                target = ctx.worker(candidate) if candidate else None
+            leg = await self._prepare(target) if target else None
+            if target is None or leg is None:
+                await self._give_up()
+                return
+            worker, key, target = target, target.key, None
+            ticket = worker.send(ctx.clock(), decode_tokens=self._tokens)
+            try:
+                async with ctx.watchdog.watch(worker, ctx.settings.request_timeout):
+                    reply = await ctx.client.post(
+                        worker, leg.path, leg.body, self._headers, limit=ctx.settings.max_reply
+                    )
+            except WorkerFailed as error:
+                worker.withdraw(ticket)
+                ctx.failed(error)
+                self._lost(worker, key, leg.name, error.reason)
+                continue
+            if reply.status != 200:
+                if await self._leg_refused(worker, key, leg, reply):
+                    return
+                continue
+            self._last_worker = worker.name
+            if leg.name == "plain":
+                self._prefill_name = worker.name
+            self._lease_at = None if leg.name == "decode" else self._lease_at
+            self._note_usage(reply)
+            await self._pass_on(reply, worker)
+            return
+
+    def _note_usage(self, reply: Reply) -> None:
+        """Times of an unstreamed answer: its first token is out of the prefill worker when that leg ends; without such
+        a leg the first token's time is not known."""
+        usage = read_usage(reply.body)
+        if usage is None:
+            return
+        self._generated = usage.completion_tokens
+        self._ctx.metrics.generated_tokens += usage.completion_tokens
+        if self._handoff is not None:
+            self._first_at = self._prefill_done
+        elif usage.prompt_tokens:
+            self._ctx.estimate.learn(self._call, usage.prompt_tokens)
+        self._last_at = self._ctx.clock()
+
+    # Choosing the next leg
+
+    async def _next_worker(self) -> Candidate | None:
+        """The best worker not tried yet. Once a stream has begun, waits a little for one to come back."""
+        clock = self._ctx.clock
+        began = clock()
+        while True:
+            now = clock()
+            busy = {key for key, again in self._busy.items() if not self._client.started or now < again}
+            picked = self._pick(self._failed | busy)
+            patience = RESUME_BUSY_SECONDS if self._busy else RESUME_SECONDS
+            if picked is not None or not self._client.started or now - began >= patience:
+                return picked
+            await asyncio.sleep(RESUME_POLL_SECONDS)
+
+    def _pick(self, excluded: set[Key]) -> Candidate | None:
+        ctx = self._ctx
+        candidates = ctx.workers.candidates()
+        if self._can_pull():
+            decodes = (c for c in candidates if c.role == "decode")
+            picked = choice.pick_decode(decodes, self._tokens, ctx.turn(), excluded, self._compat_hash)
+            if picked is not None and picked.health == Health.READY:
+                return picked
+        mixed = ctx.settings.both_phases or not self._call.split
+        picked = choice.pick_any(candidates, self._tokens, ctx.turn(), excluded, mixed=mixed)
+        if picked is not None and picked.role != "decode" and self._call.split:
+            self._note_degraded("no_decode")
+        return picked
+
+    def _can_pull(self) -> bool:
+        """Whether a decode leg still gives what the client lacks: no token of a decode worker is out."""
+        return self._handoff is not None and self._late_ids == 0 and not (self._late_events and self._delivered.content)
+
+    async def _prepare(self, worker: Worker) -> Leg | None:
+        """The leg for this worker, once nothing the worker holds for us stands in its way."""
+        leg = self._leg_for(worker)
+        if leg is None or leg.name == "decode":
+            self._reservation.used(worker)
+            return leg
+        await self._reservation.drop()
+        if self._lease_at is not None:
+            # Nobody will pull. At the worker itself the cancellation goes first: it would abort the leg by request id.
+            lease_at, self._lease_at = self._lease_at, None
+            cancelling = self._ctx.cancel_lease(lease_at, self._id, self._headers)
+            if lease_at is worker:
+                await cancelling
+            else:
+                self._ctx.background(cancelling)
+        return leg
+
+    def _leg_for(self, worker: Worker) -> Leg | None:
+        call, delivered, settings = self._call, self._delivered, self._ctx.settings
+        report = worker.report
+        if self._can_pull() and report is not None and report.compat_hash == self._compat_hash:
+            assert self._handoff is not None
+            body = call.decode(self._handoff.raw)
+            return Leg("decode", call.path, body, settings.handoff_timeout, Counter({0: self._late_events}))
+        if delivered.ids and not call.several:
+            params = self._handoff.params if self._handoff else None
+            body = call.resume(
+                created=(params.created if params else None) or delivered.created or 0,
+                prompt_tokens=(params.prompt_tokens if params else None) or self._prompt_tokens,
+                cached_tokens=(params.cached_tokens if params else None) or 0,
+                output_ids=delivered.ids,
+            )
+            return Leg("continue", paths.CONTINUE, body, settings.prefill_timeout)
+        if delivered.content and not call.several:
+            # Text is out whose token ids are not known: no worker can go on from there.
+            return None
+        return Leg("plain", call.path, call.plain(), settings.prefill_timeout, Counter(delivered.by_index))
+
+    async def _leg_refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply) -> bool:
+        """A leg answered with an error; True when that is the client's answer."""
+        if leg.name == "plain" and reply.status < 500 and reply.status not in BUSY and not self._client.started:
+            await self._pass_on(reply, worker)
+            return True
+        self._turned_down(worker, key, leg.name, reply)
+        return False
+
+    # Bookkeeping
+
+    def _lost(self, worker: Worker, key: Key, leg: str, reason: str) -> None:
+        """A worker failed this request: it is not tried again, unless it restarts."""
+        self._failed.add(key)
+        self._retries += 1
+        self._ctx.metrics.retries[(leg, reason)] += 1
+        log.info("request %s: %s leg on worker %s failed: %s", self._id, leg, worker.name, reason)
+        if leg == "prefill" and self._lease_at is worker:
+            self._lease_at = None
+            if reason != "refused":
+                self._ctx.background(self._ctx.cancel_lease(worker, self._id, self._headers))
+
+    def _turned_down(self, worker: Worker, key: Key, leg: str, reply: Reply) -> None:
+        self._retries += 1
+        self._ctx.metrics.retries[(leg, f"status_{reply.status}")] += 1
+        log.info("request %s: %s leg on worker %s answered %d", self._id, leg, worker.name, reply.status)
+        if reply.status in BUSY:
+            self._busy[key] = self._ctx.clock() + min(1.0, _retry_after(reply))
+        else:
+            self._failed.add(key)
+        if self._last_reply is None or reply.status != 503:
+            self._last_reply = reply
+
+    def _note_degraded(self, kind: str) -> None:
+        if self._degraded is None:
+            self._degraded = kind
+            self._ctx.metrics.degraded[kind] += 1
+
+    def _own_headers(self, prefill: str, decode: str) -> dict[str, str]:
+        named = {headers.REQUEST_ID: self._id, headers.PREFILL: prefill, headers.DECODE: decode}
+        return {name: value for name, value in named.items() if value}
+
+    async def _pass_on(self, reply: Reply, worker: Worker | None = None) -> None:
+        """A worker's whole answer as the client's."""
+        sent = {name: reply.headers[name] for name in PASSED_HEADERS if name in reply.headers}
+        if reply.status in BUSY:
+            sent.setdefault(headers.RETRY_AFTER, "1")
+        name = worker.name if worker else ""
+        prefill = self._prefill_name if self._handoff else name or self._prefill_name
+        sent.update(self._own_headers(prefill, name or (self._prefill_name if self._handoff else "")))
+        await self._client.respond(reply.status, sent, without_params(reply.body))
+        self._code = reply.status
+        if reply.status == 200 and self._handoff is not None and self._handoff.finished:
+            self._note_usage(reply)
+        self._complete = reply.status == 200
+
+    async def _give_up(self, kind: str | None = None) -> None:
+        """No worker is left to try."""
+        if self._last_reply is not None and not self._client.started:
+            await self._pass_on(self._last_reply)
+            return
+        counts = Counter(f"{c.role or 'unassigned'} {c.health.name.lower()}" for c in self._ctx.workers.candidates())
+        state = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none listed"
+        why = f" ({kind}; fallback is refuse)" if kind else ""
+        raise ApiError(503, f"no worker is left to serve this request{why}; workers: {state}", retry_after=1.0)
+
+    async def _refuse(self, error: ApiError) -> None:
+        """An error of the router's own: a body, or the last event of a stream that then ends without [DONE]."""
+        self._code = error.status
+        if self._client.started:
+            await self._client.write(b"data: " + error.json() + b"\n\n")
+            await self._client.finish()
+            return
+        sent = {"content-type": "application/json", **self._own_headers("", "")}
+        if error.retry_after is not None:
+            sent[headers.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after)))
+        await self._client.respond(error.status, sent, error.json())
+
+    def _settle(self) -> None:
+        """Free what workers hold for this request (R7), count it, log it. Does not wait: the client may be gone."""
+        ctx = self._ctx
+        self._reservation.abandon()
+        if self._lease_at is not None:
+            ctx.background(ctx.cancel_lease(self._lease_at, self._id, self._headers))
+        now = ctx.clock()
+        ttft = None if self._first_at is None else self._first_at - self._received
+        answers = max(1, sum(index >= 0 for index in self._delivered.by_index)) if self._call.several else 1
+        tokens = self._generated / answers
+        tpot = None
+        if self._complete and self._first_at is not None and self._last_at is not None and tokens > 1:
+            tpot = (self._last_at - self._first_at) / (tokens - 1)
+        ctx.metrics.finished(now, self._call.path, self._code, ttft, tpot)
+        self._note_parts()
+        log.info(
+            "request %s %s code=%d stream=%d prefill=%s decode=%s tokens=%d ttft_ms=%s total_ms=%.0f retries=%d",
+            self._id,
+            self._call.path,
+            self._code,
+            self._call.stream,
+            self._prefill_name,
+            self._last_worker,
+            self._generated,
+            "-" if ttft is None else f"{1000 * ttft:.0f}",
+            1000 * (now - self._received),
+            self._retries,
+        )
+
+    def _note_parts(self) -> None:
+        """Parts of TTFT of a split request; metrics.PARTS says what they mean."""
+        sent, done, slot, first = self._prefill_sent, self._prefill_done, self._slot_known, self._first_at
+        if self._handoff is None or sent is None or done is None or first is None:
+            return
+        parts = self._ctx.metrics.parts
+        parts["queue"].observe(sent - self._received)
+        parts["prefill"].observe(done - sent)
+        if slot is not None:
+            parts["decode_admission"].observe(max(0.0, slot - done))
+            if first > slot:
+                parts["handoff"].observe(first - slot)
+
+
+def _retry_after(reply: Reply) -> float:
+    try:
+        return max(0.0, float(reply.headers.get(headers.RETRY_AFTER, "1")))
+    except ValueError:
+        return 1.0

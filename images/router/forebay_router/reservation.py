@@ -1,0 +1,153 @@
+"""The decode slot of one request: kept before the first byte goes out, given back when it is not used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from forebay_router import choice
+from forebay_router.choice import Health, Key
+from forebay_router.context import SMALL_REPLY, Context
+from forebay_router.upstream import WorkerFailed
+from forebay_router.workers import Worker
+from forebay_wire import paths
+from forebay_wire.messages import ReserveRequest, ReserveResponse
+
+
+class Reservation:
+    """At most one slot at a time. The asking runs beside the prefill leg, so it costs TTFT nothing."""
+
+    def __init__(self, ctx: Context, request_id: str, headers: Mapping[str, str], prompt_tokens: int) -> None:
+        self._ctx = ctx
+        self._request_id = request_id
+        self._headers = headers
+        self._prompt_tokens = prompt_tokens
+        self._task: asyncio.Task[None] | None = None
+        self._prefill: Worker | None = None
+        self._compat_hash = ""
+        self._asked: Worker | None = None
+        """Asked, not answered yet: it may or may not hold a slot."""
+
+        self._holder: tuple[Worker, Key] | None = None
+        self._until = 0.0
+
+    async def begin(self, prefill: Worker, compat_hash: str) -> None:
+        """Start to ask, for a prompt that `prefill` computes. An earlier slot, which follows another, is given back
+        first: releases and reservations of one id must not overtake each other."""
+        await self.drop()
+        self._prefill, self._compat_hash = prefill, compat_hash
+        self._task = asyncio.ensure_future(self._acquire(prefill))
+
+    async def worker(self) -> Worker | None:
+        """The worker that keeps the slot; None when none would. A slot that died or ran out is asked for once more."""
+        if self._task is None or self._prefill is None:
+            return None
+        await self._task
+        if self._holder is not None and not self._good(*self._holder):
+            await self.drop()
+            await self._acquire(self._prefill)
+        return self._holder[0] if self._holder else None
+
+    def _good(self, worker: Worker, key: Key) -> bool:
+        now = self._ctx.clock()
+        return worker.key == key and worker.health(now) < Health.LOADING and now < self._until
+
+    def used(self, worker: Worker) -> None:
+        """The decode leg goes to `worker`: its slot becomes the request; a slot elsewhere is given back."""
+        holder, self._holder = self._holder, None
+        if holder is not None and holder[0] is not worker:
+            self._give_back(holder[0])
+
+    async def drop(self) -> None:
+        """Stop asking and give back what is held; done when this returns."""
+        await self._stop()
+        for worker in self._take():
+            await self._ctx.release(worker, self._request_id, self._headers)
+
+    def abandon(self) -> None:
+        """The same in the background."""
+        if self._task is not None:
+            self._task.cancel()
+        for worker in self._take():
+            self._give_back(worker)
+
+    async def _stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    def _take(self) -> list[Worker]:
+        held = [self._asked] if self._asked else []
+        if self._holder is not None:
+            held.append(self._holder[0])
+        self._asked = self._holder = None
+        return held
+
+    def _give_back(self, worker: Worker) -> None:
+        self._ctx.background(self._ctx.release(worker, self._request_id, self._headers))
+
+    async def _acquire(self, prefill: Worker) -> None:
+        """Ask decode workers that can read the prefill worker's KV, best first, once each."""
+        ctx = self._ctx
+        tried: set[Key] = set()
+        while True:
+            decodes = (c for c in ctx.workers.candidates() if c.role == "decode")
+            picked = choice.pick_decode(decodes, self._prompt_tokens, ctx.turn(), tried, self._compat_hash)
+            if picked is None:
+                return
+            tried.add(picked.key)
+            refusal = await self._ask(ctx.worker(picked), picked.key, prefill)
+            if refusal is None:
+                return
+            ctx.metrics.retries[("reserve", refusal)] += 1
+
+    async def _ask(self, worker: Worker, key: Key, prefill: Worker) -> str | None:
+        """None: the slot is kept; else why not."""
+        ctx = self._ctx
+        ttl = ctx.settings.reserve_ttl
+        body = msgspec.json.encode(
+            ReserveRequest(
+                request_id=self._request_id,
+                prefill_host=prefill.host,
+                prefill_port=prefill.port,
+                prompt_tokens=self._prompt_tokens,
+                ttl_seconds=ttl,
+            )
+        )
+        now = ctx.clock()
+        ticket = worker.send(now, decode_tokens=self._prompt_tokens, counted=False)
+        self._asked = worker
+        try:
+            async with asyncio.timeout(ctx.settings.reserve_timeout):
+                reply = await ctx.client.post(
+                    worker, paths.RESERVE, body, self._headers, limit=SMALL_REPLY, counted=False
+                )
+        except WorkerFailed as error:
+            self._asked = None
+            worker.withdraw(ticket)
+            ctx.failed(error)
+            return error.reason
+        except TimeoutError:
+            # It may still admit us when it wakes up.
+            self._asked = None
+            self._give_back(worker)
+            return "timeout"
+        self._asked = None
+        if reply.status != 200:
+            worker.withdraw(ticket)
+            return f"status_{reply.status}"
+        try:
+            answer = msgspec.json.decode(reply.body, type=ReserveResponse)
+        except msgspec.DecodeError:
+            worker.withdraw(ticket)
+            return "bad_reply"
+        if not answer.admitted:
+            worker.withdraw(ticket)
+            return "refused"
+        ticket.answered_at = ctx.clock()
+        # One second less than the worker counts, for the way.
+        self._holder, self._until = (worker, key), now + ttl - 1.0
+        return None

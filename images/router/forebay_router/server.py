@@ -1,0 +1,197 @@
+"""The client side of HTTP: bounded connections, read timeouts that aiohttp lacks, a writer that never waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from aiohttp import hdrs, web
+from aiohttp.http import StreamWriter
+from aiohttp.web_protocol import RequestHandler
+
+from forebay_router.client_side import ClientGone
+from forebay_router.settings import RouterSettings
+from forebay_wire.errors import ApiError
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+MAX_HEADER_LINE = 8190
+MAX_HEADERS = 128
+_REFUSED = ApiError(503, "too many connections; try again later")
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    + b"content-length: %d\r\n\r\n" % len(_REFUSED.json())
+    + _REFUSED.json()
+)
+
+
+class Connection(RequestHandler):
+    """One client connection. Closes itself when a request head stays unfinished for `header_timeout`."""
+
+    __slots__ = ("_head_timer", "_header_timeout", "_limit")
+
+    def __init__(self, manager: Listener, *, header_timeout: float, limit: int, **kwargs: Any) -> None:
+        super().__init__(manager, **kwargs)
+        self._header_timeout = header_timeout
+        self._limit = limit
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self._manager is not None
+        if len(self._manager.connections) > self._limit:
+            cast(asyncio.Transport, transport).write(_REFUSAL)
+            self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._waiting_for_head():
+            if self._head_timer is None:
+                self._head_timer = self._loop.call_later(self._header_timeout, self._head_overdue)
+        elif self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _waiting_for_head(self) -> bool:
+        """Idle between requests, with the bytes of an unfinished head in the parser."""
+        return self._waiter is not None and not self._waiter.done() and not self._messages
+
+    def _head_overdue(self) -> None:
+        self._head_timer = None
+        if self._waiting_for_head():
+            self.force_close()
+
+    def retire(self) -> None:
+        """Close now when idle, else after the answer under way."""
+        if self._waiting_for_head():
+            self.force_close()
+        else:
+            self.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """OpenAI-shaped also where HTTP itself is at fault (head too large, bad framing)."""
+        super().handle_error(request, status, exc, message)
+        text = message or ("internal error" if status >= 500 else "malformed HTTP request")
+        response = web.Response(status=status, body=ApiError(status, text).json(), content_type="application/json")
+        response.force_close()
+        return response
+
+
+class Listener(web.Server):
+    """Makes connections. A handler is cancelled when its client goes (R7)."""
+
+    def __init__(self, handler: Handler, settings: RouterSettings) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._connection_arguments: dict[str, Any] = {
+            "header_timeout": settings.header_timeout,
+            "limit": settings.max_connections,
+            "keepalive_timeout": settings.keepalive_timeout,
+            "max_line_size": MAX_HEADER_LINE,
+            "max_field_size": MAX_HEADER_LINE,
+            "max_headers": MAX_HEADERS,
+            "access_log": None,
+            "auto_decompress": False,
+        }
+
+    def retire(self) -> None:
+        """Take no further request on any connection."""
+        for connection in self.connections:
+            cast(Connection, connection).retire()
+
+    def __call__(self) -> RequestHandler:
+        return Connection(self, loop=self._loop, **self._connection_arguments)
+
+
+async def read_body(request: web.BaseRequest, settings: RouterSettings) -> bytes:
+    """The request's body. Raises ApiError: 413 as soon as it is known to be too large, 408 when it does not come, 400
+    when it is compressed or cut short."""
+    limit = settings.max_body
+    too_large = ApiError(413, f"the request body is over {limit} bytes; shorten it")
+    if request.content_length is not None and request.content_length > limit:
+        raise too_large
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
+        raise ApiError(400, "a compressed request body is not supported; send it as it is")
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            while True:
+                async with asyncio.timeout(settings.body_idle_timeout):
+                    chunk = await request.content.readany()
+                if not chunk:
+                    return b"".join(parts)
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                parts.append(chunk)
+    except TimeoutError:
+        raise ApiError(408, f"the request body did not come: {size} bytes read") from None
+    except web.RequestPayloadError as error:
+        raise ApiError(400, f"the request body cannot be read: {error}") from error
+
+
+class HttpClientSide:
+    """ClientSide (client_side.py) over aiohttp.web."""
+
+    def __init__(self, request: web.BaseRequest, write_timeout: float) -> None:
+        self._request = request
+        self._protocol = request.protocol
+        self._write_timeout = write_timeout
+        self._writer: StreamWriter | None = None
+        self.started = False
+        self.response: web.StreamResponse = web.Response(status=500)
+        """What the handler returns to aiohttp in the end."""
+
+    async def start(self, headers: Mapping[str, str]) -> None:
+        self.response = web.StreamResponse(headers={**headers, hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8"})
+        # The head goes out with the first bytes: one packet, and an error before them may still be a status.
+        self.response._send_headers_immediately = False
+        self._writer = cast(StreamWriter, await self._guarded(self.response.prepare(self._request)))
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        assert self._writer is not None
+        try:
+            await self._writer.write(data, drain=False)
+        except ConnectionError as error:
+            raise ClientGone(str(error)) from error
+        if self._protocol.writing_paused:
+            await self._guarded(self._writer.drain())
+
+    async def finish(self) -> None:
+        await self._guarded(self.response.write_eof())
+
+    async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.response = web.Response(status=status, headers=headers, body=body)
+        if status in (408, 413):
+            self.response.force_close()
+        await self._guarded(self.response.prepare(self._request))
+        await self._guarded(self.response.write_eof())
+
+    async def _guarded(self, work: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                return await work
+        except ConnectionError as error:
+            raise ClientGone(str(error)) from error
+        except TimeoutError as error:
+            raise ClientGone(f"it has read nothing for {self._write_timeout:g} s") from error
+
+    def abort(self) -> None:
+        if self._protocol.transport is not None:
+            self._protocol.transport.abort()

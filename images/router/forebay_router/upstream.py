@@ -1,0 +1,195 @@
+"""HTTP to workers: transport only, no policy. Every failure is a WorkerFailed with a reason fit for a metric label."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from forebay_router.workers import Worker
+from forebay_wire import headers, paths
+from forebay_wire.load import LoadReport
+
+log = logging.getLogger(__name__)
+
+IDLE_CONNECTION_SECONDS = 15.0
+"""Below every worker's own keep-alive time, so that a request never meets a connection just being closed."""
+
+LOAD_SILENCE_SECONDS = 5.0
+RECONNECT_SECONDS = (0.1, 1.0)
+MAX_LOAD_LINE = 64 * 1024
+FINISH_SECONDS = 0.5
+
+_report = msgspec.json.Decoder(LoadReport)
+
+
+class WorkerFailed(Exception):
+    """A worker did not do what was asked; another one may."""
+
+    def __init__(self, worker: Worker, reason: str, detail: str = "") -> None:
+        super().__init__(f"worker {worker.name}: {reason}" + (f" ({detail})" if detail else ""))
+        self.worker = worker
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer of a worker."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class WorkerStream:
+    """An answer being read: headers are here, the body comes by `read`."""
+
+    def __init__(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
+        self.worker = worker
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+
+    async def read(self) -> bytes:
+        """What has arrived, b"" at the end. Raises WorkerFailed("reset") when the connection breaks."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerFailed(self.worker, "reset", type(error).__name__) from error
+
+    async def read_all(self, limit: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await self.read():
+            size += len(chunk)
+            if size > limit:
+                self.abort()
+                raise WorkerFailed(self.worker, "oversize", f"answer over {limit} bytes")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def finish(self) -> None:
+        """Read to the end, which is due, so that the connection can serve again; else close it."""
+        with contextlib.suppress(WorkerFailed, TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                while await self.read():
+                    pass
+        self._response.close() if not self._response.content.at_eof() else self._response.release()
+
+    def abort(self) -> None:
+        """Close the connection: the worker aborts the request."""
+        self._response.close()
+
+
+class WorkerClient:
+    """One session to all workers. The client's own Authorization never comes here: workers get the internal bearer."""
+
+    def __init__(self, router_name: str, token: bytes | None, connect_timeout: float) -> None:
+        self._base = {"content-type": "application/json"}
+        if token is not None:
+            self._base[headers.AUTHORIZATION] = "Bearer " + token.decode("ascii")
+        self._counted = {**self._base, headers.ROUTER: router_name}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout)
+        self._connect_timeout = connect_timeout
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("user-agent", "accept", "accept-encoding"),
+            auto_decompress=False,
+            timeout=self._timeout,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def open(
+        self, worker: Worker, path: str, body: bytes, extra: Mapping[str, str], *, counted: bool = True
+    ) -> WorkerStream:
+        """POST and wait for the answer's headers. `counted`: the worker counts it in LoadReport.seen."""
+        sent = {**(self._counted if counted else self._base), **extra}
+        try:
+            response = await self._session.post(
+                worker.url + path, data=body, headers=sent, allow_redirects=False, timeout=self._timeout
+            )
+        except aiohttp.ConnectionTimeoutError as error:
+            raise WorkerFailed(worker, "connect_timeout", f"no connection within {self._connect_timeout} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise WorkerFailed(worker, "refused", str(error.os_error.strerror or error.os_error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerFailed(worker, "reset", type(error).__name__) from error
+        carried = response.headers.get(headers.LOAD)
+        if carried is not None:
+            self._take(worker, carried.encode("utf-8", "surrogateescape"), from_stream=False)
+        return WorkerStream(worker, response)
+
+    async def post(
+        self,
+        worker: Worker,
+        path: str,
+        body: bytes,
+        extra: Mapping[str, str],
+        *,
+        limit: int,
+        counted: bool = True,
+    ) -> Reply:
+        """POST and read the whole answer."""
+        stream = await self.open(worker, path, body, extra, counted=counted)
+        try:
+            whole = await stream.read_all(limit)
+        except BaseException:
+            stream.abort()
+            raise
+        return Reply(stream.status, stream.headers, whole)
+
+    def _take(self, worker: Worker, raw: bytes, *, from_stream: bool) -> None:
+        try:
+            report = _report.decode(raw)
+        except msgspec.DecodeError as error:
+            log.warning("worker %s sent a load report that cannot be read: %s", worker.name, error)
+            return
+        worker.on_report(report, asyncio.get_running_loop().time(), from_stream=from_stream)
+
+    async def follow_load(self, worker: Worker) -> None:
+        """Read a worker's load stream for ever, reconnecting; ends by cancellation only."""
+        wait = RECONNECT_SECONDS[0]
+        while True:
+            worker.reconnect.clear()
+            reading = asyncio.ensure_future(self._read_load(worker))
+            refused = asyncio.ensure_future(worker.reconnect.wait())
+            try:
+                await asyncio.wait((reading, refused), return_when=asyncio.FIRST_COMPLETED)
+                if reading.done() and reading.result():
+                    wait = RECONNECT_SECONDS[0]
+            finally:
+                reading.cancel()
+                refused.cancel()
+                await asyncio.gather(reading, refused, return_exceptions=True)
+                worker.on_stream_lost()
+            # Jitter: after a worker's restart its routers shall not come all at once.
+            await asyncio.sleep(wait * random.uniform(0.75, 1.25))
+            wait = min(2 * wait, RECONNECT_SECONDS[1])
+
+    async def _read_load(self, worker: Worker) -> bool:
+        """One connection; True when it brought a report."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=LOAD_SILENCE_SECONDS)
+        heard = False
+        try:
+            async with self._session.get(
+                worker.url + paths.LOAD_STREAM, headers=self._counted, timeout=timeout, read_bufsize=MAX_LOAD_LINE
+            ) as response:
+                if response.status != 200:
+                    log.warning("worker %s: load stream answered %d", worker.name, response.status)
+                    return False
+                while line := await response.content.readline():
+                    self._take(worker, line, from_stream=True)
+                    heard = True
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            if heard:
+                log.info("worker %s: load stream ended: %s", worker.name, type(error).__name__)
+        return heard
