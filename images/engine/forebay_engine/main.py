@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvloop
@@ -43,7 +43,7 @@ def quantity(text: str) -> int:
     return int(found.group(1)) * _UNITS[found.group(2)]
 
 
-def _whole(low: int, high: int) -> type[int]:
+def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
@@ -53,7 +53,7 @@ def _whole(low: int, high: int) -> type[int]:
             raise argparse.ArgumentTypeError(f"{value} is not in {low}..{high}")
         return value
 
-    return parse  # type: ignore[return-value]
+    return parse
 
 
 def _seconds(text: str) -> float:

@@ -33,6 +33,7 @@ class Listener:
             access_log=None,
             keepalive_timeout=self._guard.limits.idle_seconds,
             lingering_time=_LINGER_SECONDS,
+            shutdown_timeout=CLOSE_SECONDS,
         )
         await self._runner.setup()
         factory = self._runner.server
@@ -51,7 +52,4 @@ class Listener:
         if self._server is not None:
             self._server.close()
         if self._runner is not None:
-            await self._runner.shutdown()
-            if self._runner.server is not None:
-                await self._runner.server.shutdown(CLOSE_SECONDS)
             await self._runner.cleanup()

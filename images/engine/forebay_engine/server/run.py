@@ -194,8 +194,9 @@ async def _ping(state: WorkerState) -> None:
 async def _dead(state: WorkerState) -> int:
     """Let running requests send their error, then leave, so that the worker is restarted whole."""
     log.error("the engine has died with %d requests running; leaving", state.in_flight)
-    deadline = state.monotonic() + _LAST_ERRORS_SECONDS
-    while state.in_flight and state.monotonic() < deadline:
+    for _ in range(round(_LAST_ERRORS_SECONDS / _DRAIN_POLL_SECONDS)):
+        if not state.in_flight:
+            break
         await asyncio.sleep(_DRAIN_POLL_SECONDS)
     return EXIT_FAILED
 

@@ -26,7 +26,7 @@ class SimulatedTokenizer:
     """text/tokenizer.py: Tokenizer."""
 
     vocab_size = VOCAB_SIZE
-    eos_ids = (END_ID, TURN_END_ID)
+    eos_ids: tuple[int, ...] = (END_ID, TURN_END_ID)
     longest_token_bytes = max(len(token) for token in SPECIAL_TOKENS)
 
     def __init__(self) -> None:
