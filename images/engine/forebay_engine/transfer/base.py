@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 from forebay_wire.messages import Handshake
 
 
 class TransferError(RuntimeError):
-    """A read did not happen: peer gone, deadline passed, address refused. The local blocks' content is undefined."""
+    """A read did not happen: peer gone, deadline passed, address refused. The local blocks' content is undefined.
+
+    `reason` is one word for counters. `unsettled`: the transport can't exclude that the local blocks are still written
+    to (no transport of ours has been seen to do it): they must never be used again.
+    """
+
+    def __init__(self, message: str, *, reason: str = "failed", unsettled: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.unsettled = unsettled
 
 
 class Transport(Protocol):
@@ -18,6 +29,9 @@ class Transport(Protocol):
     (transfer/service.py) is what makes that harmless.
     """
 
+    needs_progress: bool
+    """Whether progress() does anything."""
+
     def agent(self) -> bytes:
         """Opaque metadata that lets a peer read this arena; goes into the handshake."""
 
@@ -26,8 +40,23 @@ class Transport(Protocol):
 
     def remove_peer(self, engine_id: str) -> None: ...
 
-    def read(self, engine_id: str, remote_blocks: list[int], local_blocks: list[int], *, timeout: float) -> None:
-        """Copy remote_blocks[i] of the peer into local_blocks[i]. Raises TransferError, by `timeout` at latest."""
+    def knows(self, engine_id: str) -> bool:
+        """Whether the peer can be read without a new handshake (a broken connection makes a transport forget it)."""
+
+    def read(
+        self,
+        engine_id: str,
+        remote_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        *,
+        timeout: float,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        """Copy remote_blocks[i] of the peer into local_blocks[i].
+
+        Raises TransferError by `timeout` seconds at latest, or soon after `cancel` is set. When this returns or raises,
+        nothing writes to the local blocks any more (but see TransferError.unsettled).
+        """
 
     def progress(self) -> None:
         """Drive connection set-up and transfers that peers make; called often while any are to be expected."""
@@ -36,3 +65,25 @@ class Transport(Protocol):
         """What moves the bytes: RDMA | NVLink | TCP | SharedMemory | Simulated | Unknown; never a guess."""
 
     def close(self) -> None: ...
+
+
+def check_blocks(
+    remote_blocks: Sequence[int], local_blocks: Sequence[int], *, remote_total: int, local_total: int
+) -> None:
+    """Raise TransferError unless the two lists pair up and every id lies inside its arena.
+
+    A read outside an arena would not be refused alone: it may take the whole connection down.
+    """
+    if len(remote_blocks) != len(local_blocks):
+        raise TransferError(
+            f"read of {len(remote_blocks)} remote blocks into {len(local_blocks)} local ones: the lists must pair up",
+            reason="refused",
+        )
+    if len(set(local_blocks)) != len(local_blocks):
+        raise TransferError("read into the same local block twice: each may be named once", reason="refused")
+    for what, blocks, total in (("remote", remote_blocks, remote_total), ("local", local_blocks, local_total)):
+        for block in blocks:
+            if not 0 <= block < total:
+                raise TransferError(
+                    f"read of {what} block {block}: the {what} arena has blocks 0 to {total - 1}", reason="refused"
+                )

@@ -1,0 +1,221 @@
+"""The reader's side: pulls under a lease that count only when the owner confirms, and pulls ahead of the lease."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay_engine.transfer.base import TransferError
+from forebay_engine.transfer.compat import compat_hash
+from forebay_engine.transfer.connections import HANDSHAKE_SECONDS, Connections
+from forebay_engine.transfer.identity import Identity, TransferCounters
+from forebay_engine.transfer.lease_keeper import LeaseKeeper, Tracked
+from forebay_engine.transfer.peers import PeerClient
+from forebay_engine.types import PullSource
+from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
+
+log = logging.getLogger(__name__)
+
+MAX_PULLS = 1024
+CONFIRM_SECONDS = 2.0
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    ok: bool
+    reason: str
+    """Empty when ok, else what went wrong, for logs."""
+
+    bytes: int
+    seconds: float
+    unsettled: bool = False
+    """The local blocks may still be written to: never use or free them (see TransferError.unsettled)."""
+
+
+class Puller:
+    """Used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        connections: Connections,
+        peers: PeerClient,
+        keeper: LeaseKeeper,
+        counters: TransferCounters,
+        timeout_seconds: float,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._identity = identity
+        self._hash = compat_hash(identity.compatibility)
+        self._connections = connections
+        self._peers = peers
+        self._keeper = keeper
+        self._counters = counters
+        self._timeout = timeout_seconds
+        self._spawn = spawn
+        self._clock = clock
+        self._running: dict[str, threading.Event] = {}
+        self._followed: OrderedDict[str, str] = OrderedDict()
+        """Engine each request was read ahead from: epochs are unique within one engine only."""
+
+    def abort(self, request_id: str) -> None:
+        """A pull under way fails as cancelled."""
+        self._keeper.untrack(request_id)
+        self._followed.pop(request_id, None)
+        cancel = self._running.get(request_id)
+        if cancel is not None:
+            cancel.set()
+
+    def abort_all(self) -> None:
+        for cancel in self._running.values():
+            cancel.set()
+
+    async def pull(self, source: PullSource, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> PullResult:
+        started = self._clock()
+        if source.request_id in self._running or len(self._running) >= MAX_PULLS:
+            self._counters.failures["busy"] += 1
+            return PullResult(False, f"busy: {len(self._running)} pulls under way, limit {MAX_PULLS}", 0, 0.0)
+        cancel = self._running[source.request_id] = threading.Event()
+        tracked = self._keeper.track(source)
+        try:
+            await self._pull(tracked, remote_blocks, local_blocks, started + self._timeout, cancel)
+        except TransferError as error:
+            self._counters.failures[error.reason] += 1
+            self._give_back(source, error)
+            return PullResult(False, f"{error.reason}: {error}", 0, self._clock() - started, error.unsettled)
+        finally:
+            del self._running[source.request_id]
+            self._followed.pop(source.request_id, None)
+            if self._keeper.get(source.request_id) is tracked:
+                self._keeper.untrack(source.request_id)
+        volume = len(local_blocks) * self._identity.block_bytes
+        seconds = self._clock() - started
+        self._count(volume, seconds)
+        self._counters.transfers += 1
+        return PullResult(True, "", volume, seconds)
+
+    async def _pull(
+        self,
+        tracked: Tracked,
+        remote_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        deadline: float,
+        cancel: threading.Event,
+    ) -> None:
+        source = tracked.source
+        if source.compat_hash != self._hash:
+            raise TransferError(
+                f"KV of engine {source.engine_id} has compatibility hash {source.compat_hash}, this engine's is "
+                f"{self._hash}; pair workers of one kind only",
+                reason="incompatible",
+            )
+        followed = self._followed.get(source.request_id, source.engine_id)
+        if followed != source.engine_id:
+            raise TransferError(
+                f"blocks were read ahead from engine {followed}, but the prompt's KV lies at {source.engine_id}",
+                reason="peer_restarted",
+            )
+
+        def until() -> float:
+            # Asked again when the read's turn comes: heartbeats move the lease's end meanwhile.
+            if tracked.gone:
+                raise TransferError("the owner does not know the lease any more", reason="lease_broken")
+            return min(deadline, tracked.ends - tracked.margin)
+
+        if local_blocks:
+            await self._connections.ensure(source.engine_id, source.host, source.port, until())
+            await self._connections.read(source.engine_id, remote_blocks, local_blocks, until=until, cancel=cancel)
+        if cancel.is_set():
+            raise TransferError("the request was aborted", reason="cancelled")
+        lease = LeaseRef(request_id=source.request_id, epoch=source.epoch)
+        answer = await self._peers.complete(source.host, source.port, lease, timeout=CONFIRM_SECONDS)
+        if not answer.unbroken:
+            raise TransferError(
+                f"the lease (epoch {source.epoch}) was broken before the read was confirmed: it is discarded",
+                reason="lease_broken",
+            )
+
+    def _give_back(self, source: PullSource, error: TransferError) -> None:
+        """Let the owner have its blocks before the lease's end, if it still answers."""
+        if error.reason in ("lease_broken", "peer_restarted", "peer_unreachable", "disconnected"):
+            return
+
+        async def complete() -> None:
+            lease = LeaseRef(request_id=source.request_id, epoch=source.epoch)
+            with contextlib.suppress(TransferError):
+                await self._peers.complete(source.host, source.port, lease, timeout=CONFIRM_SECONDS)
+
+        self._spawn(complete())
+
+    async def follow(
+        self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[int, int], None]
+    ) -> None:
+        try:
+            await self._follow(reserve, local_blocks, on_progress, self._clock() + reserve.ttl_seconds)
+        except TransferError as error:
+            self._counters.failures[error.reason] += 1
+            log.info("request %s: reading ahead stopped: %s", reserve.request_id, error)
+
+    async def _follow(
+        self,
+        reserve: ReserveRequest,
+        local_blocks: Sequence[int],
+        on_progress: Callable[[int, int], None],
+        deadline: float,
+    ) -> None:
+        host, port = reserve.prefill_host, reserve.prefill_port
+        engine_id = await self._connections.connect(host, port, deadline)
+        self._note_followed(reserve.request_id, engine_id)
+        block_size = self._identity.compatibility.block_size
+        epoch, count, seen = 0, 0, False
+        while (left := deadline - self._clock()) > 0 and count < len(local_blocks):
+            wait = min(POLL_SECONDS, left)
+            news = await self._peers.progress(
+                host,
+                port,
+                ProgressRequest(request_id=reserve.request_id, known_blocks=count, wait_seconds=wait),
+                timeout=wait + HANDSHAKE_SECONDS,
+            )
+            if news.state == "unknown":
+                if seen:
+                    return
+                continue
+            seen = True
+            if news.epoch != epoch:
+                epoch, count = news.epoch, 0
+                on_progress(epoch, 0)
+            # The last block of a lease may be partly filled: that one is pull()'s.
+            full = len(news.block_ids) if news.state == "running" else news.num_tokens // block_size
+            ready = min(full, len(local_blocks))
+            if ready > count:
+                await self._read_ahead(engine_id, news.block_ids[count:ready], local_blocks[count:ready], deadline)
+                count = ready
+                on_progress(epoch, count)
+            if news.state == "leased":
+                return
+
+    async def _read_ahead(
+        self, engine_id: str, remote_blocks: Sequence[int], local_blocks: Sequence[int], deadline: float
+    ) -> None:
+        started = self._clock()
+        end = min(deadline, started + self._timeout)
+        cancel = threading.Event()
+        await self._connections.read(engine_id, remote_blocks, local_blocks, until=lambda: end, cancel=cancel)
+        self._count(len(local_blocks) * self._identity.block_bytes, self._clock() - started)
+
+    def _note_followed(self, request_id: str, engine_id: str) -> None:
+        self._followed[request_id] = engine_id
+        while len(self._followed) > MAX_PULLS:
+            self._followed.popitem(last=False)
+
+    def _count(self, volume: int, seconds: float) -> None:
+        self._counters.bytes += volume
+        self._counters.seconds += seconds

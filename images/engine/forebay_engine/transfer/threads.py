@@ -1,0 +1,25 @@
+"""Blocking calls from the event loop, which must be over before their caller goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+
+async def in_thread(pool: ThreadPoolExecutor, job: Callable[[], None], cancel: threading.Event | None = None) -> None:
+    """Run `job` in the pool. A cancelled caller sets `cancel` and waits all the same: the job writes to memory."""
+    future = asyncio.get_running_loop().run_in_executor(pool, job)
+    try:
+        await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if cancel is not None:
+            cancel.set()
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({future})
+        if not future.cancelled():
+            future.exception()  # taken, so that asyncio does not report it
+        raise
