@@ -22,6 +22,7 @@ from forebay_engine.scheduler import PullOrder, Scheduler, SchedulerConfig, Sequ
 from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams, TokenEvent
 
 LEASE = 10.0
+RESERVED = 60.0
 LONG = settings(
     max_examples=150,
     deadline=None,
@@ -256,6 +257,7 @@ class Reading:
 @dataclass
 class Following:
     blocks: list[int]
+    expires: float
     epoch: int = 0
     count: int = 0
 
@@ -280,7 +282,7 @@ class Pair:
         if reserve:
             blocks = self.decode.scheduler.reserve(request.request_id, len(request.prompt_ids), math.inf)
             if blocks is not None:
-                self.following[request.request_id] = Following(blocks)
+                self.following[request.request_id] = Following(blocks, self.now + RESERVED)
         leg = EngineRequest(request.request_id, request.prompt_ids, request.params, hold=True)
         assert self.prefill.add(leg) is None
 
@@ -301,8 +303,11 @@ class Pair:
             ahead.count += 1
 
     def hand_off(self) -> None:
-        for name in [name for name in self.following if self.prefill.answers[name].finish is not None]:
-            # The first token ended the answer: the router lets the reservation go.
+        for name, ahead in list(self.following.items()):
+            if self.prefill.answers[name].finish is None and self.now < ahead.expires:
+                continue
+            # The first token ended the answer, or it takes too long: reservations of prompts that wait at P for blocks
+            # leased to requests that wait at D for a place would hold up both for ever.
             del self.following[name]
             self.decode.scheduler.release(name)
         ready = sorted(name for name in self.prefill.held if name not in self.handed)
