@@ -11,12 +11,14 @@ Prefill phase -> HandOff -> decode phase. A leg that fails is followed by the be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import Counter
 from dataclasses import dataclass
 
 from forebay_router import choice
+from forebay_router.account import CLIENT_LEFT, Account
 from forebay_router.choice import Candidate, Health, Key
 from forebay_router.client_side import ClientGone, ClientSide
 from forebay_router.context import Context
@@ -31,7 +33,6 @@ from forebay_wire.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-CLIENT_LEFT = 499
 PASSED_HEADERS = ("content-type", headers.RETRY_AFTER)
 """All that a client sees of a worker's headers."""
 
@@ -75,7 +76,6 @@ class Exchange:
         self._client = client
         self._call = call
         self._id = request_id
-        self._received = received
         self._headers = {headers.REQUEST_ID: request_id}
         if traceparent is not None:
             self._headers[headers.TRACEPARENT] = traceparent
@@ -93,26 +93,16 @@ class Exchange:
         self._busy: dict[Key, float] = {}
         """When a worker that was busy may be asked again."""
 
+        self._decode_busy = False
         self._last_reply: Reply | None = None
-        self._complete = False
         self._late_events = 0
         self._late_ids = 0
         """Of `_delivered`, what came after the hand-off's delta."""
 
-        self._prefill_name = ""
         self._announced = ""
         """The decode worker named in the response headers."""
 
-        self._last_worker = ""
-        self._degraded: str | None = None
-        self._retries = 0
-        self._code = 500
-        self._prefill_sent: float | None = None
-        self._prefill_done: float | None = None
-        self._slot_known: float | None = None
-        self._first_at: float | None = None
-        self._last_at: float | None = None
-        self._generated = 0
+        self._account = Account(ctx.metrics, ctx.clock, call, request_id, received)
 
     async def run(self) -> None:
         """Serve the request to its end, whatever that is. Raises only cancellation (client gone, or shutting down)."""
@@ -128,15 +118,19 @@ class Exchange:
                 await self._refuse(error)
         except ClientGone as gone:
             log.info("request %s: client gone: %s", self._id, gone)
-            self._code = CLIENT_LEFT
+            self._account.code = CLIENT_LEFT
             self._client.abort()
         except asyncio.CancelledError:
-            self._code = CLIENT_LEFT
+            self._account.code = CLIENT_LEFT
             raise
         except Exception:
             log.exception("request %s", self._id)
-            self._code = 500
-            self._client.abort()
+            self._account.code = 500
+            if self._client.started:
+                self._client.abort()
+            else:
+                with contextlib.suppress(ClientGone):
+                    await self._refuse(ApiError(500, f"internal error; the log has it under request id {self._id}"))
         finally:
             self._settle()
 
@@ -149,7 +143,7 @@ class Exchange:
                 await self._first_token_is_all(self._handoff)
                 return
             target = await self._reservation.worker()
-            self._slot_known = self._ctx.clock()
+            self._account.slot_known = self._ctx.clock()
         if not self._call.stream:
             await self._whole(target)
             return
@@ -193,8 +187,8 @@ class Exchange:
         """The worker's answer; None when another worker is to be tried."""
         ctx = self._ctx
         self._lease_at = worker
-        self._prefill_sent = ctx.clock()
-        ticket = worker.send(self._prefill_sent, prefill_tokens=self._prompt_tokens)
+        self._account.prefill_sent = ctx.clock()
+        ticket = worker.send(self._account.prefill_sent, prefill_tokens=self._prompt_tokens)
         try:
             async with ctx.watchdog.watch(worker, ctx.settings.prefill_timeout):
                 reply = await ctx.client.post(
@@ -205,9 +199,9 @@ class Exchange:
             ctx.failed(error)
             self._lost(worker, key, "prefill", error.reason)
             return None
-        self._prefill_done = ctx.clock()
+        self._account.prefill_done = ctx.clock()
         if reply.status == 200:
-            self._prefill_name = worker.name
+            self._account.prefill_name = worker.name
             return reply
         self._lease_at = None
         if reply.status in BUSY or reply.status >= 500:
@@ -224,17 +218,17 @@ class Exchange:
         if not self._ctx.settings.both_phases:
             await self._give_up(kind)
             return False
-        self._note_degraded(kind)
+        self._account.degraded(kind)
         return True
 
     async def _first_token_is_all(self, handoff: HandOff) -> None:
         """The answer ended with its first token: no decode leg."""
-        self._reservation.abandon()
-        self._last_worker = self._prefill_name
+        self._reservation.abandon(answered=True)
+        self._account.last_worker = self._account.prefill_name
         if not self._call.stream:
             await self._pass_on(Reply(200, {"content-type": "application/json"}, self._first_body))
             return
-        await self._start(self._prefill_name, self._prefill_name)
+        await self._start(self._account.prefill_name, self._account.prefill_name)
         await self._write_delta(handoff)
         await self._end_stream()
 
@@ -266,9 +260,9 @@ class Exchange:
                 if upstream.status != 200:
                     body = await upstream.read_all(ctx.settings.max_reply)
                     return await self._leg_refused(worker, key, leg, Reply(upstream.status, upstream.headers, body))
-                self._last_worker = worker.name
+                self._account.last_worker = worker.name
                 if leg.name == "plain":
-                    self._prefill_name = worker.name
+                    self._account.prefill_name = worker.name
                 if not self._client.started and self._handoff is not None and self._handoff.delta is not None:
                     await self._begin(worker)
                 await self._pump(upstream, relay, guard)
@@ -303,41 +297,25 @@ class Exchange:
             self._late_ids += len(delivered.ids) - ids
             if out:
                 if not self._client.started:
-                    await self._start(self._prefill_name or upstream.worker.name, upstream.worker.name)
+                    await self._start(self._account.prefill_name or upstream.worker.name, upstream.worker.name)
                 guard.paused = True
                 await self._client.write(out)
                 guard.paused = False
                 guard.alive(ctx.clock())
-                self._wrote(relay.content_events)
+                self._account.wrote(relay.content_events, delivered)
             if relay.error is not None:
                 raise WorkerFailed(upstream.worker, "error_event", relay.error)
             if relay.done:
                 return
 
-    def _wrote(self, content_events: int) -> None:
-        """Times of content that just went out."""
-        if not content_events:
-            return
-        now = self._ctx.clock()
-        itl = self._ctx.metrics.itl
-        if self._first_at is None:
-            self._first_at = now
-        elif self._last_at is not None:
-            itl.observe(now - self._last_at)
-        if content_events > 1:
-            itl.observe(0.0, content_events - 1)
-        self._last_at = now
-        self._ctx.metrics.generated_tokens += len(self._delivered.ids) - self._generated
-        self._generated = len(self._delivered.ids)
-
     async def _begin(self, decode: Worker) -> None:
         """First byte: the decode slot is certain."""
         assert self._handoff is not None
-        await self._start(self._prefill_name, decode.name)
+        await self._start(self._account.prefill_name, decode.name)
         await self._write_delta(self._handoff)
 
     async def _start(self, prefill: str, decode: str) -> None:
-        self._announced = self._last_worker = decode
+        self._announced = self._account.last_worker = decode
         await self._client.start({**self._own_headers(prefill, decode), "cache-control": "no-cache"})
 
     async def _write_delta(self, handoff: HandOff) -> None:
@@ -346,17 +324,17 @@ class Exchange:
             self._delivered.note(payload)
         self._delivered.ids.extend(handoff.first_ids)
         await self._client.write(b"".join(b"data: " + payload.encode() + b"\n\n" for payload in payloads))
-        self._wrote(int(self._delivered.content))
+        self._account.wrote(int(self._delivered.content), self._delivered)
 
     async def _end_stream(self) -> None:
         tail = stream.DONE
-        if self._last_worker != self._announced:
-            tail = b": forebay decode=" + self._last_worker.encode() + b"\n\n" + tail
+        if self._account.last_worker != self._announced:
+            tail = b": forebay decode=" + self._account.last_worker.encode() + b"\n\n" + tail
         if not self._client.started:
-            await self._start(self._prefill_name or self._last_worker, self._last_worker)
+            await self._start(self._account.prefill_name or self._account.last_worker, self._account.last_worker)
         await self._client.write(tail)
         await self._client.finish()
-        self._complete, self._code = True, 200
+        self._account.complete, self._account.code = True, 200
 
     # Decode phase, whole
 
@@ -387,9 +365,9 @@ class Exchange:
                 if await self._leg_refused(worker, key, leg, reply):
                     return
                 continue
-            self._last_worker = worker.name
+            self._account.last_worker = worker.name
             if leg.name == "plain":
-                self._prefill_name = worker.name
+                self._account.prefill_name = worker.name
             self._lease_at = None if leg.name == "decode" else self._lease_at
             self._note_usage(reply)
             await self._pass_on(reply, worker)
@@ -401,13 +379,10 @@ class Exchange:
         usage = read_usage(reply.body)
         if usage is None:
             return
-        self._generated = usage.completion_tokens
-        self._ctx.metrics.generated_tokens += usage.completion_tokens
-        if self._handoff is not None:
-            self._first_at = self._prefill_done
-        elif usage.prompt_tokens:
+        split = self._handoff is not None
+        self._account.whole(usage.completion_tokens, self._account.prefill_done if split else None)
+        if not split and usage.prompt_tokens:
             self._ctx.estimate.learn(self._call, usage.prompt_tokens)
-        self._last_at = self._ctx.clock()
 
     # Choosing the next leg
 
@@ -432,10 +407,12 @@ class Exchange:
             picked = choice.pick_decode(decodes, self._tokens, ctx.turn(), excluded, self._compat_hash)
             if picked is not None and picked.health == Health.READY:
                 return picked
-        mixed = ctx.settings.both_phases or not self._call.split
+        # A busy decode pool is no reason to decode on the prefill pool, unless the client can be told no more.
+        mixed = ctx.settings.both_phases and (self._client.started or not self._decode_busy)
+        mixed = mixed or not self._call.split
         picked = choice.pick_any(candidates, self._tokens, ctx.turn(), excluded, mixed=mixed)
         if picked is not None and picked.role != "decode" and self._call.split:
-            self._note_degraded("no_decode")
+            self._account.degraded("no_decode")
         return picked
 
     def _can_pull(self) -> bool:
@@ -466,17 +443,17 @@ class Exchange:
             assert self._handoff is not None
             body = call.decode(self._handoff.raw)
             return Leg("decode", call.path, body, settings.handoff_timeout, Counter({0: self._late_events}))
-        if delivered.ids and not call.several:
-            params = self._handoff.params if self._handoff else None
+        params = self._handoff.params if self._handoff else None
+        if delivered.ids and params is not None and params.prompt_tokens is not None:
             body = call.resume(
-                created=(params.created if params else None) or delivered.created or 0,
-                prompt_tokens=(params.prompt_tokens if params else None) or self._prompt_tokens,
-                cached_tokens=(params.cached_tokens if params else None) or 0,
+                created=params.created or delivered.created or 0,
+                prompt_tokens=params.prompt_tokens,
+                cached_tokens=params.cached_tokens or 0,
                 output_ids=delivered.ids,
             )
             return Leg("continue", paths.CONTINUE, body, settings.prefill_timeout)
-        if delivered.content and not call.several:
-            # Text is out whose token ids are not known: no worker can go on from there.
+        if delivered.content and not delivered.ids and not call.several:
+            # Text of an engine that tells no token ids is out: nothing says that another run gives the same.
             return None
         return Leg("plain", call.path, call.plain(), settings.prefill_timeout, Counter(delivered.by_index))
 
@@ -493,29 +470,21 @@ class Exchange:
     def _lost(self, worker: Worker, key: Key, leg: str, reason: str) -> None:
         """A worker failed this request: it is not tried again, unless it restarts."""
         self._failed.add(key)
-        self._retries += 1
-        self._ctx.metrics.retries[(leg, reason)] += 1
-        log.info("request %s: %s leg on worker %s failed: %s", self._id, leg, worker.name, reason)
+        self._account.retry(leg, reason, worker.name)
         if leg == "prefill" and self._lease_at is worker:
             self._lease_at = None
             if reason != "refused":
                 self._ctx.background(self._ctx.cancel_lease(worker, self._id, self._headers))
 
     def _turned_down(self, worker: Worker, key: Key, leg: str, reply: Reply) -> None:
-        self._retries += 1
-        self._ctx.metrics.retries[(leg, f"status_{reply.status}")] += 1
-        log.info("request %s: %s leg on worker %s answered %d", self._id, leg, worker.name, reply.status)
+        self._account.retry(leg, f"status_{reply.status}", worker.name)
         if reply.status in BUSY:
+            self._decode_busy |= worker.role == "decode"
             self._busy[key] = self._ctx.clock() + min(1.0, _retry_after(reply))
         else:
             self._failed.add(key)
         if self._last_reply is None or reply.status != 503:
             self._last_reply = reply
-
-    def _note_degraded(self, kind: str) -> None:
-        if self._degraded is None:
-            self._degraded = kind
-            self._ctx.metrics.degraded[kind] += 1
 
     def _own_headers(self, prefill: str, decode: str) -> dict[str, str]:
         named = {headers.REQUEST_ID: self._id, headers.PREFILL: prefill, headers.DECODE: decode}
@@ -527,13 +496,13 @@ class Exchange:
         if reply.status in BUSY:
             sent.setdefault(headers.RETRY_AFTER, "1")
         name = worker.name if worker else ""
-        prefill = self._prefill_name if self._handoff else name or self._prefill_name
-        sent.update(self._own_headers(prefill, name or (self._prefill_name if self._handoff else "")))
+        prefill = self._account.prefill_name if self._handoff else name or self._account.prefill_name
+        sent.update(self._own_headers(prefill, name or (self._account.prefill_name if self._handoff else "")))
         await self._client.respond(reply.status, sent, without_params(reply.body))
-        self._code = reply.status
+        self._account.code = reply.status
         if reply.status == 200 and self._handoff is not None and self._handoff.finished:
             self._note_usage(reply)
-        self._complete = reply.status == 200
+        self._account.complete = reply.status == 200
 
     async def _give_up(self, kind: str | None = None) -> None:
         """No worker is left to try."""
@@ -547,7 +516,7 @@ class Exchange:
 
     async def _refuse(self, error: ApiError) -> None:
         """An error of the router's own: a body, or the last event of a stream that then ends without [DONE]."""
-        self._code = error.status
+        self._account.code = error.status
         if self._client.started:
             await self._client.write(b"data: " + error.json() + b"\n\n")
             await self._client.finish()
@@ -560,44 +529,11 @@ class Exchange:
     def _settle(self) -> None:
         """Free what workers hold for this request (R7), count it, log it. Does not wait: the client may be gone."""
         ctx = self._ctx
-        self._reservation.abandon()
+        self._reservation.abandon(answered=self._account.complete)
         if self._lease_at is not None:
             ctx.background(ctx.cancel_lease(self._lease_at, self._id, self._headers))
-        now = ctx.clock()
-        ttft = None if self._first_at is None else self._first_at - self._received
-        answers = max(1, sum(index >= 0 for index in self._delivered.by_index)) if self._call.several else 1
-        tokens = self._generated / answers
-        tpot = None
-        if self._complete and self._first_at is not None and self._last_at is not None and tokens > 1:
-            tpot = (self._last_at - self._first_at) / (tokens - 1)
-        ctx.metrics.finished(now, self._call.path, self._code, ttft, tpot)
-        self._note_parts()
-        log.info(
-            "request %s %s code=%d stream=%d prefill=%s decode=%s tokens=%d ttft_ms=%s total_ms=%.0f retries=%d",
-            self._id,
-            self._call.path,
-            self._code,
-            self._call.stream,
-            self._prefill_name,
-            self._last_worker,
-            self._generated,
-            "-" if ttft is None else f"{1000 * ttft:.0f}",
-            1000 * (now - self._received),
-            self._retries,
-        )
-
-    def _note_parts(self) -> None:
-        """Parts of TTFT of a split request; metrics.PARTS says what they mean."""
-        sent, done, slot, first = self._prefill_sent, self._prefill_done, self._slot_known, self._first_at
-        if self._handoff is None or sent is None or done is None or first is None:
-            return
-        parts = self._ctx.metrics.parts
-        parts["queue"].observe(sent - self._received)
-        parts["prefill"].observe(done - sent)
-        if slot is not None:
-            parts["decode_admission"].observe(max(0.0, slot - done))
-            if first > slot:
-                parts["handoff"].observe(first - slot)
+        answers = sum(index >= 0 for index in self._delivered.by_index) if self._call.several else 1
+        self._account.close(answers)
 
 
 def _retry_after(reply: Reply) -> float:

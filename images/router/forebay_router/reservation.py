@@ -31,6 +31,9 @@ class Reservation:
         """Asked, not answered yet: it may or may not hold a slot."""
 
         self._holder: tuple[Worker, Key] | None = None
+        self._spent: Worker | None = None
+        """Got the decode leg, which may not have arrived."""
+
         self._until = 0.0
 
     async def begin(self, prefill: Worker, compat_hash: str) -> None:
@@ -57,7 +60,11 @@ class Reservation:
     def used(self, worker: Worker) -> None:
         """The decode leg goes to `worker`: its slot becomes the request; a slot elsewhere is given back."""
         holder, self._holder = self._holder, None
-        if holder is not None and holder[0] is not worker:
+        if holder is None:
+            return
+        if holder[0] is worker:
+            self._spent = worker
+        else:
             self._give_back(holder[0])
 
     async def drop(self) -> None:
@@ -66,10 +73,14 @@ class Reservation:
         for worker in self._take():
             await self._ctx.release(worker, self._request_id, self._headers)
 
-    def abandon(self) -> None:
-        """The same in the background."""
+    def abandon(self, *, answered: bool) -> None:
+        """The same in the background. Not `answered`: the decode leg may have been cut before the worker had it, so the
+        slot it was to become is given back too; a worker that has the leg has no slot of that id any more."""
         if self._task is not None:
             self._task.cancel()
+        if self._spent is not None and not answered:
+            self._give_back(self._spent)
+        self._spent = None
         for worker in self._take():
             self._give_back(worker)
 

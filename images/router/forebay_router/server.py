@@ -1,4 +1,4 @@
-"""The client side of HTTP: bounded connections, read timeouts that aiohttp lacks, a writer that never waits for ever."""
+"""The client side of HTTP: bounded connections, read timeouts that aiohttp lacks, writes that never wait for ever."""
 
 from __future__ import annotations
 
