@@ -14,11 +14,15 @@ from forebay_engine.errors import ModelError
 from forebay_engine.text.simulated import SPECIAL_TOKENS, SimulatedTokenizer
 from forebay_engine.text.tokenizer import FolderTokenizer, decode
 
-CORPUS = [
-    "the cat sat on the mat",
-    "caf\u00e9 na\u00efve \u20ac5 \U0001f600\U0001f680 \u65e5\u672c\u8a9e",
-    "x  y\n\n\tz",
-] * 8
+CORPUS = (
+    8
+    * [
+        "the cat sat on the mat",
+        "caf\u00e9 na\u00efve \u20ac5 \U0001f600\U0001f680 \u65e5\u672c\u8a9e",
+        "x  y\n\n\tz",
+    ]
+    * 8
+)
 
 
 def save(tokenizer: Tokenizer, folder: Path, **config: object) -> Path:
@@ -148,7 +152,7 @@ def test_a_bad_folder_is_named(tmp_path: Path, files: dict[str, str], named: str
 def test_a_bad_template_is_named(byte_level_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((byte_level_dir / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(ModelError, match="chat_template.jinja: line 1"):
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: line 1"):
         FolderTokenizer(tmp_path)
 
 

@@ -20,7 +20,7 @@ from forebay_engine.server.http import ID, STATE, json_response, read_body, read
 from forebay_engine.server.metrics import METRICS
 from forebay_engine.server.plan import Plan
 from forebay_engine.server.reply import Reply, StreamEvent
-from forebay_engine.server.shapes import Shapes
+from forebay_engine.server.shapes import Shapes, json_logprobs
 from forebay_engine.server.state import WorkerState
 from forebay_engine.text.template import TemplateRefused
 from forebay_engine.types import EngineRequest, HoldInfo, PullSource, TokenEvent
@@ -335,7 +335,7 @@ def _prefill_body(
         token_id=event.token_ids[0],
         finish_reason=finish_reason,
         delta=delta,
-        state=StreamState(output_ids=list(event.token_ids), logprobs=event.logprobs),
+        state=StreamState(output_ids=list(event.token_ids), logprobs=json_logprobs(event.logprobs)),
     )
     if hold is not None:
         state.last_hold = state.monotonic()

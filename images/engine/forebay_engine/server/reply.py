@@ -57,6 +57,8 @@ class Reply:
 
         Stops at the token that ended the answer; check `finished`.
         """
+        if not output_ids:
+            return []
         choice = self._choices[0]
         choice.echoed = self._echo(0, None)
         events: list[StreamEvent] = []

@@ -238,5 +238,15 @@ def _joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
     )
 
 
+def json_logprobs(entries: list[TokenLogprob] | None) -> list[TokenLogprob] | None:
+    """The same without -inf, which JSON can't carry."""
+    if entries is None:
+        return None
+    return [
+        TokenLogprob(entry.token_id, _finite(entry.logprob), [(token_id, _finite(lp)) for token_id, lp in entry.top])
+        for entry in entries
+    ]
+
+
 def _finite(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB)
