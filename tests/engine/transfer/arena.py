@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
 from forebay_engine.transfer.base import Transport
 from forebay_engine.transfer.nixl import NixlTransport
 from forebay_engine.transfer.simulated import SimulatedTransport

@@ -1,6 +1,6 @@
 """A prefill worker without a model: arena, lease table, transfer service and its HTTP endpoints, driven by tests.
 
-    python owner_process.py KIND NUM_BLOCKS BLOCK_BYTES LEASE_SECONDS BANDWIDTH DTYPE PORT
+    python owner_process.py KIND NUM_BLOCKS BLOCK_BYTES LEASE_SECONDS DTYPE PORT
 
 Prints its port when ready. /test/* sets the scene; the other endpoints are a worker's.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.transfer.nixl import exit_process
 from forebay_engine.transfer.peers import PeerClient
@@ -29,8 +30,8 @@ TOKEN = "owner-token"
 
 
 class OwnerProcess:
-    def __init__(self, kind: str, blocks: int, block_bytes: int, lease: float, bandwidth: float, dtype: str) -> None:
-        self.arena = Arena(kind, blocks, block_bytes, bandwidth)
+    def __init__(self, kind: str, blocks: int, block_bytes: int, lease: float, dtype: str) -> None:
+        self.arena = Arena(kind, blocks, block_bytes)
         self.leases = LeaseTable(lease)
         self.freed: list[list[int]] = []
         self.expired: list[list[int]] = []
@@ -79,6 +80,11 @@ class OwnerProcess:
     async def _test(self, request: web.Request) -> web.Response:
         body: dict[str, Any] = msgspec.json.decode(await request.read())
         match request.match_info["call"]:
+            case "reset":
+                self.leases = self.service._owner._leases = LeaseTable(self.leases.lease_seconds)
+                self.freed.clear()
+                self.expired.clear()
+                self.handshakes = 0
             case "fill":
                 self.arena.fill(body["seed"], body.get("blocks"))
             case "begin":
@@ -119,8 +125,8 @@ async def _authorise(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 async def main() -> None:
-    kind, blocks, block_bytes, lease, bandwidth, dtype, port = sys.argv[1:]
-    owner = OwnerProcess(kind, int(blocks), int(block_bytes), float(lease), float(bandwidth), dtype)
+    kind, blocks, block_bytes, lease, dtype, port = sys.argv[1:]
+    owner = OwnerProcess(kind, int(blocks), int(block_bytes), float(lease), dtype)
     await owner.service.start()
     runner = web.AppRunner(owner.app())
     await runner.setup()

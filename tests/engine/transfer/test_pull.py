@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
 
 import pytest
-from arena import BLOCK_BYTES
-from conftest import StartOwner, StartReader, until
+
+from engine.transfer.arena import BLOCK_BYTES
+from engine.transfer.owners import Owner, Reader, StartOwner, StartReader, until
 from forebay_engine.transfer.base import TransferError
 from forebay_wire.messages import LeaseRef, ReserveRequest
 
@@ -116,7 +116,7 @@ async def test_a_reader_stopped_past_its_lease_discards_what_it_read(
     start_owner: StartOwner, start_reader: StartReader
 ) -> None:
     """The whole reader freezes mid-read (as under SIGSTOP): no heartbeat goes out, the owner reuses the blocks."""
-    owner = await start_owner("simulated", lease=1.2, bandwidth=1e9)
+    owner = await start_owner("simulated", lease=1.2)
     reader = await start_reader("simulated", bandwidth=BLOCK_BYTES * 2.0)  # a block takes 0.5 s
     await owner.call("fill", seed=5)
     source = await owner.grant("r", [7])
@@ -135,11 +135,11 @@ async def test_the_reader_gives_up_before_the_lease_ends(start_owner: StartOwner
     reader = await start_reader("simulated", bandwidth=BLOCK_BYTES / 30.0)  # a block would take 30 s
     source = await owner.grant("r", [7])
     await reader.service.warm("127.0.0.1", owner.port)
-    owner.signal(signal.SIGSTOP)
+    owner.pause()
 
     result = await reader.service.pull(source, [7], [0])
 
-    owner.signal(signal.SIGCONT)
+    owner.resume()
     assert not result.ok
     assert result.reason.startswith("timeout")
     assert result.seconds < 1.2
@@ -178,8 +178,7 @@ async def test_a_restarted_owner_is_noticed_and_its_new_engine_serves(
     await owner.call("fill", seed=1)
     assert (await reader.service.pull(await owner.grant("a", [1]), [1], [1])).ok
     lost = await owner.grant("b", [2])
-    await owner.kill()
-    await owner.start()
+    await owner.restart()
     await owner.call("fill", seed=2)
 
     gone = await reader.service.pull(lost, [2], [2])
@@ -194,13 +193,13 @@ async def test_a_restarted_owner_is_noticed_and_its_new_engine_serves(
 @pytest.mark.parametrize("kind", KINDS)
 async def test_killed_mid_transfer(kind: str, start_owner: StartOwner, start_reader: StartReader) -> None:
     big = 1024 * 1024
-    owner = await start_owner(kind, blocks=200, block_bytes=big, bandwidth=1e9)
+    owner = await start_owner(kind, blocks=200, block_bytes=big)
     reader = await start_reader(kind, blocks=200, block_bytes=big, bandwidth=400e6)
     source = await owner.grant("r", list(range(200)))
     await reader.service.warm("127.0.0.1", owner.port)
     pull = asyncio.create_task(reader.service.pull(source, range(200), range(200)))
     await asyncio.sleep(0)  # the read is handed to its thread
-    await owner.kill()
+    owner.kill()
 
     result = await asyncio.wait_for(pull, 10)
 
@@ -217,13 +216,13 @@ async def test_a_hanging_owner_costs_no_more_than_the_timeout_and_serves_again_a
     await owner.call("fill", seed=6)
     assert (await reader.service.pull(await owner.grant("a", [1]), [1], [1])).ok
     first, second = await owner.grant("b", [2]), await owner.grant("c", [3])
-    owner.signal(signal.SIGSTOP)
+    owner.pause()
 
     result = await asyncio.wait_for(reader.service.pull(first, [2], [2]), 10)
 
     assert not result.ok
     assert result.seconds < 1.0 + 2.0 + 1.0  # the read's timeout, then the confirmation's (cma reads a stopped process)
-    owner.signal(signal.SIGCONT)
+    owner.resume()
 
     async def served() -> bool:
         again = await reader.service.pull(second, [3], [3])
@@ -239,11 +238,11 @@ async def test_a_hanging_owner_fails_the_first_contact_in_time(
 ) -> None:
     owner, reader = await start_owner(kind), await start_reader(kind, pull_timeout=1.0)
     source = await owner.grant("r", [2])
-    owner.signal(signal.SIGSTOP)
+    owner.pause()
 
     result = await asyncio.wait_for(reader.service.pull(source, [2], [2]), 10)
 
-    owner.signal(signal.SIGCONT)
+    owner.resume()
     assert not result.ok
     assert result.seconds < 2.0
 
@@ -288,7 +287,7 @@ async def test_an_aborted_pull_ends_at_once(start_owner: StartOwner, start_reade
     await until(given_back, "the owner has its block back before the lease ends")
 
 
-async def _follow(reader: object, owner: object, local: list[int], ttl: float = 10.0) -> list[tuple[int, int]]:
+async def _follow(reader: Reader, owner: Owner, local: list[int], ttl: float = 10.0) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     reserve = ReserveRequest(
         request_id="r", prefill_host="127.0.0.1", prefill_port=owner.port, prompt_tokens=64, ttl_seconds=ttl
@@ -390,4 +389,4 @@ async def test_an_owner_that_ends_in_order_exits_with_0(
 ) -> None:
     owner, reader = await start_owner(kind), await start_reader(kind)
     assert (await reader.service.pull(await owner.grant("r", [1]), [1], [1])).ok
-    assert await owner.stop() == 0
+    assert owner.stop() == 0

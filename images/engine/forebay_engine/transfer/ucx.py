@@ -75,8 +75,8 @@ class Route:
 
     @property
     def one_sided(self) -> bool:
-        """False when the peer's processor answers (software emulation): such a read can't be called back."""
-        return self.description.startswith("zero-copy")
+        """False when the peer's processor may have to answer (software emulation): such a read can't be called back."""
+        return self.description.startswith("zero-copy") and self.transport in ("RDMA", "SharedMemory")
 
     @property
     def transport(self) -> str:
