@@ -9,8 +9,8 @@ from aiohttp import web
 from forebay_engine.server.http import GUARD
 
 BACKLOG = 1024
-CLOSE_SECONDS = 5.0
-"""For handlers still running when the listener is closed."""
+CLOSE_SECONDS = 1.0
+"""For handlers still running when the listener is closed, once to end by themselves and once to be cancelled."""
 
 _LINGER_SECONDS = 2.0
 """After an early error the rest of a body is read and dropped so long, so that the client gets to read the error."""
