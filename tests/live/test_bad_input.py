@@ -1,4 +1,4 @@
-"""What a client may get wrong, through the router: a clear OpenAI-shaped error that names the field, nothing disturbed."""
+"""What a client may get wrong: a clear OpenAI-shaped error that names the field, nothing disturbed."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import json
 import aiohttp
 import msgspec
 import pytest
+import pytest_asyncio
 
 from forebay_wire import headers, paths
 from forebay_wire.transfer import KVTransferParams, sign
@@ -18,7 +19,7 @@ GOOD = {"model": "simulated", "prompt": "hello there", "max_tokens": 8, "tempera
 CHAT = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory):
     args = ["--perf-model", "instant", "--max-model-len", "2048", "--lease-seconds", "6", "--pull-timeout-seconds", "3"]
     async with Cluster(tmp_path_factory.mktemp("bad"), worker_args=args) as running:

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import pytest_asyncio
 
 from support.client import complete
 from support.cluster import Cluster
@@ -47,7 +48,7 @@ LOGPROBS = {
 SHAPES = {"chat": CHAT, "text": TEXT, "ids": IDS}
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def systems(tmp_path_factory, smollm2_dir):
     args = ["--dtype", "float32", "--max-model-len", "1024"]
     folder = tmp_path_factory.mktemp("parameters")
