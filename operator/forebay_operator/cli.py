@@ -15,9 +15,8 @@ import typer
 from rich.console import Console
 
 from forebay_operator.api.ratio import parse_ratio
-from forebay_operator.local import table, up
+from forebay_operator.local import control, table
 from forebay_operator.local.chat import Answer, stream_chat
-from forebay_operator.local.control import Control
 from forebay_operator.local.errors import InputError, LocalError
 from forebay_operator.local.state import choose_running
 from forebay_wire import VERSION
@@ -72,6 +71,8 @@ def up_command(
     wait: Annotated[float, typer.Option(min=1, help="With --detach: seconds to wait for readiness.")] = 900,
 ) -> None:
     """Run a model's workers and router on this machine. Ctrl-C drains, a second one kills."""
+    from forebay_operator.local import up  # half a second of imports that the other commands do without
+
     options = up.UpOptions(file, name, host, port, worker_port, api_keys_file)
     console = Console()
     if not detach:
@@ -92,7 +93,7 @@ def down(
 ) -> None:
     """Drain a running `forebay up` and wait until it has ended."""
     state = choose_running(name)
-    up.down(state, now=now, timeout=timeout)
+    control.down(state, now=now, timeout=timeout)
     print(f"{state.name} is down")
 
 
@@ -101,7 +102,7 @@ def down(
 def status(name: Name = None, output: Output = "table") -> None:
     """Workers, load, latency and transport. Exit code 0 only when every process is ready."""
     _check_output(output)
-    answer = asyncio.run(Control(choose_running(name)).status())
+    answer = asyncio.run(control.Control(choose_running(name)).status())
     if output == "json":
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
     else:
@@ -122,7 +123,7 @@ def ratio(
         parse_ratio(target)
     except ValueError as error:
         raise InputError(str(error)) from None
-    answer = asyncio.run(Control(choose_running(name)).ratio(target))
+    answer = asyncio.run(control.Control(choose_running(name)).ratio(target))
     if output == "json":
         print(msgspec.json.encode(answer).decode())
         return
@@ -144,7 +145,7 @@ def chat(
 ) -> None:
     """Talk to the model, streamed; says which workers answered. $FOREBAY_API_KEY is sent when it is set."""
     if url is None:
-        answer = asyncio.run(Control(choose_running(name)).status())
+        answer = asyncio.run(control.Control(choose_running(name)).status())
         url, model = answer.endpoint, model or answer.served_name
     if model is None:
         raise InputError("--url needs --model, the name that the API serves")

@@ -15,7 +15,7 @@ _UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-_PATTERN = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_PATTERN = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,3}))?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 
 
 def parse_bytes(text: str) -> int:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from pydantic.alias_generators import to_camel
 
 from forebay_operator.api.labels import Pool
-from forebay_operator.api.quantity import parse_bytes
+from forebay_operator.api.quantity import format_bytes, parse_bytes
 from forebay_operator.api.ratio import parse_ratio
 from forebay_operator.api.source import ModelSource, parse_source
 
@@ -23,6 +23,9 @@ LEASE_SECONDS = 30
 
 PULL_MARGIN_SECONDS = 5
 """A decode worker gives a pull up this long before its lease ends."""
+
+KV_MEMORY_MIN_BYTES = 2**20
+KV_MEMORY_MAX_BYTES = 2**44
 
 RESERVED_ENV = frozenset(
     {
@@ -154,6 +157,14 @@ class KVCache(Strict):
 
     block_size: Literal[16, 32, 64, 128] = 16
     """Tokens in one KV block."""
+
+    @field_validator("memory")
+    @classmethod
+    def _usable(cls, memory: str) -> str:
+        if not KV_MEMORY_MIN_BYTES <= parse_bytes(memory) <= KV_MEMORY_MAX_BYTES:
+            low, high = format_bytes(KV_MEMORY_MIN_BYTES), format_bytes(KV_MEMORY_MAX_BYTES)
+            raise ValueError(f"{memory!r} is out of range; must be from {low} to {high}")
+        return memory
 
 
 class EnvVar(Strict):

@@ -63,7 +63,8 @@ def container_security(*, capabilities: list[str] | None = None) -> dict[str, An
 
 
 def pod_security() -> dict[str, Any]:
-    return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    """`fsGroup` lets a user that is not root read the token and write an emptyDir."""
+    return {"runAsNonRoot": True, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def token_mount() -> dict[str, Any]:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import msgspec
+import psutil
 from aiohttp import web
 
 from forebay_operator.api.ratio import parse_ratio
 from forebay_operator.local.errors import InputError, LocalError
 from forebay_operator.local.state import StateFolder
 from forebay_operator.local.status import DownRequest, RatioRequest, RatioResponse, Refusal, UpStatus
-from forebay_operator.local.supervisor import Supervisor
+
+if TYPE_CHECKING:  # the client side does without all that a supervisor imports
+    from forebay_operator.local.supervisor import Supervisor
 
 SOCKET = "control.sock"
 _MAX_BODY = 64 * 1024
 _TIMEOUT_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 
 M = TypeVar("M")
 
@@ -102,6 +108,25 @@ class Control:
             raise LocalError(f"{name} is starting or ending, it does not answer: {error}") from None
         except msgspec.DecodeError as error:
             raise LocalError(f"{name} runs another version of forebay, its answer does not parse: {error}") from None
+
+
+def down(state: StateFolder, *, now: bool, timeout: float) -> None:
+    """Drain (or kill) an `up` and wait until it is gone. Raises LocalError when it is not by `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    supervisor = asyncio.run(Control(state).down(now=now)).pid
+    while state.running() or _alive(supervisor):
+        if time.monotonic() >= deadline:
+            raise LocalError(
+                f"{state.name} still drains after {timeout:g} s; wait for it, or end it with `forebay down --now`"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def _body(request: web.Request, kind: type[M]) -> M:

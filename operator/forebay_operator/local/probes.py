@@ -36,11 +36,12 @@ def parse_probe(spec: Mapping[str, Any], ports: Mapping[str | int, int]) -> Prob
     return Probe(
         path=str(get.get("path", "/")),
         port=ports[port],
-        initial_delay=float(spec.get("initialDelaySeconds", 0)),
-        period=float(spec.get("periodSeconds", 10)),
-        timeout=float(spec.get("timeoutSeconds", 1)),
-        success_threshold=int(spec.get("successThreshold", 1)),
-        failure_threshold=int(spec.get("failureThreshold", 3)),
+        # As in Kubernetes, 0 means the default.
+        initial_delay=float(spec.get("initialDelaySeconds") or 0),
+        period=float(spec.get("periodSeconds") or 10),
+        timeout=float(spec.get("timeoutSeconds") or 1),
+        success_threshold=int(spec.get("successThreshold") or 1),
+        failure_threshold=int(spec.get("failureThreshold") or 3),
         grace=spec.get("terminationGracePeriodSeconds"),
     )
 

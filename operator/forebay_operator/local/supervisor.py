@@ -79,7 +79,9 @@ class Supervisor:
     async def run(self) -> Outcome:
         """Until a drain asked for by `request_down` is over. No process is left when it returns or raises."""
         self._write_workers()
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        # A connection for each probe, as the kubelet does: one kept alive would hold up the drain of what it probes.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session:
             self._runners = [
                 Runner(
                     container,

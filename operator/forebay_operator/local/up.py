@@ -185,15 +185,3 @@ def _wait_ready(state: StateFolder, process: subprocess.Popen[bytes], deadline: 
                     return status
         time.sleep(_POLL_SECONDS)
     return None
-
-
-def down(state: StateFolder, *, now: bool, timeout: float) -> None:
-    """Drain (or kill) an `up` and wait until it is gone. Raises LocalError when it is not by `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    asyncio.run(Control(state).down(now=now))
-    while state.running():
-        if time.monotonic() >= deadline:
-            raise LocalError(
-                f"{state.name} still drains after {timeout:g} s; wait for it, or end it with `forebay down --now`"
-            )
-        time.sleep(_POLL_SECONDS)
