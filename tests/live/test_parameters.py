@@ -49,10 +49,10 @@ SHAPES = {"chat": CHAT, "text": TEXT, "ids": IDS}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def systems(tmp_path_factory, smollm2_dir):
+async def systems(tmp_path_factory, small_dir):
     args = ["--dtype", "float32", "--max-model-len", "1024"]
     folder = tmp_path_factory.mktemp("parameters")
-    options = {"engine": "native", "model_dir": smollm2_dir, "worker_args": args}
+    options = {"engine": "native", "model_dir": small_dir, "worker_args": args}
     async with (
         Cluster(folder / "pd", **options) as pair,
         Cluster(folder / "single", decode=0, with_router=False, **options) as single,

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+
 from forebay_wire.discovery import WorkerEntry, WorkersFile
 from forebay_wire.load import LoadReport
 

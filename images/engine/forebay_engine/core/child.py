@@ -31,7 +31,7 @@ from forebay_engine.core.ipc import (
     read_frame,
 )
 from forebay_engine.core.local import LocalCore
-from forebay_engine.core.parts import native_parts
+from forebay_engine.core.parts import make_parts
 from forebay_engine.core.processes import die_with_parent, exit_now
 from forebay_engine.types import Abort, EngineRequest, SetDraining
 from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
@@ -98,7 +98,7 @@ async def run(fd: int) -> int:
         return 1
     settings = parse_settings(first)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s core %(name)s %(message)s")
-    core = LocalCore(lambda: native_parts(settings))
+    core = LocalCore(lambda: make_parts(settings))
     child = Child(core, writer)
     try:
         info = await core.start()

@@ -27,6 +27,10 @@ from forebay_wire.messages import Compatibility
 SIMULATED_MAX_MODEL_LEN = 8192
 
 
+def make_parts(settings: WorkerSettings) -> CoreParts:
+    return simulated_parts(settings) if settings.engine == "simulated" else native_parts(settings)
+
+
 def native_parts(settings: WorkerSettings) -> CoreParts:
     """Loads the model and registers its arena with NIXL. Raises ModelError; takes seconds."""
     # torch and NIXL are imported here only: a simulated worker must start without them.

@@ -10,9 +10,9 @@ def make_core(settings: WorkerSettings) -> CoreHandle:
     """Not started yet: see CoreHandle.start."""
     if settings.engine == "simulated":
         from forebay_engine.core.local import LocalCore
-        from forebay_engine.core.parts import simulated_parts
+        from forebay_engine.core.parts import make_parts
 
-        return LocalCore(lambda: simulated_parts(settings))
+        return LocalCore(lambda: make_parts(settings))
     from forebay_engine.core.process import ProcessCore
 
     return ProcessCore(settings)

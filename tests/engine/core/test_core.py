@@ -1,0 +1,294 @@
+"""A core behind its handle, in this process and in one of its own: the same behaviour, and death told apart."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forebay_engine.core.handle import CoreDied
+from forebay_engine.core.local import LocalCore
+from forebay_engine.core.parts import make_parts
+from forebay_engine.core.process import ProcessCore
+from forebay_engine.errors import ModelError
+from forebay_engine.executor.simulated import SimulatedExecutor
+from forebay_engine.executor.tags import expected_tokens
+from forebay_engine.settings import WorkerSettings
+from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams
+from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
+from support.cluster import until
+
+PROMPT = list(range(40, 90))
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+
+
+def settings(**changes) -> WorkerSettings:
+    values = {
+        "name": "core-test",
+        "engine": "simulated",
+        "served_name": "simulated",
+        "host": "127.0.0.1",
+        "port": 1,
+        "advertise_host": "127.0.0.1",
+        "token_file": None,
+        "perf_model": "instant",
+    }
+    return WorkerSettings(**{**values, **changes})
+
+
+@contextlib.asynccontextmanager
+async def running(kind, **changes):
+    configured = settings(**changes)
+    core = ProcessCore(configured) if kind == "process" else LocalCore(lambda: make_parts(configured))
+    core.info = await core.start()
+    try:
+        yield core
+    finally:
+        await core.close()
+
+
+both = pytest.mark.parametrize("kind", ["local", "process"])
+
+
+async def collect(core, request):
+    events = [event async for event in core.generate(request)]
+    return [token for event in events for token in event.token_ids], events[-1]
+
+
+async def idle(core) -> None:
+    async def empty() -> bool:
+        stats = core.stats
+        return (
+            stats.running == stats.waiting == stats.held_blocks == stats.waiting_pulls == 0
+            and 0 < stats.free_blocks == stats.total_blocks
+        )
+
+    await until(empty, "every block free again", 10)
+
+
+@both
+async def test_answers_are_the_models(kind):
+    async with running(kind) as core:
+        requests = [EngineRequest(f"r{i}", [*PROMPT, i], GREEDY) for i in range(12)]
+        answers = await asyncio.gather(*(collect(core, request) for request in requests))
+        for request, (tokens, last) in zip(requests, answers, strict=True):
+            assert tokens == expected_tokens(request.prompt_ids, 20)
+            assert last.finish_reason == "length"
+        await idle(core)
+
+
+@both
+async def test_going_on_from_output_ids(kind):
+    async with running(kind) as core:
+        expected = expected_tokens(PROMPT, 20)
+        tokens, _ = await collect(core, EngineRequest("go-on", PROMPT, GREEDY, output_ids=expected[:7]))
+        assert tokens == expected[7:]
+
+
+@both
+async def test_a_reader_that_leaves_aborts_its_request(kind):
+    async with running(kind, perf_model="slow") as core:
+        request = EngineRequest("gone", PROMPT, SamplingParams(temperature=0.0, max_tokens=5000))
+        stream = core.generate(request)
+        await anext(stream)
+        await stream.aclose()
+        await idle(core)
+
+
+@both
+async def test_a_request_id_is_used_once_at_a_time(kind):
+    async with running(kind, perf_model="slow") as core:
+        request = EngineRequest("twice", PROMPT, SamplingParams(temperature=0.0, max_tokens=500))
+        stream = core.generate(request)
+        await anext(stream)
+        events = [event async for event in core.generate(request)]
+        assert isinstance(events[0], FailEvent)
+        assert events[0].status == 409
+        assert (await anext(stream)).token_ids, "the first one goes on"
+        await stream.aclose()
+
+
+@both
+async def test_a_held_prompt_is_leased_until_completed(kind):
+    async with running(kind) as core:
+        tokens, last = await collect(core, EngineRequest("held", PROMPT, GREEDY, hold=True))
+        assert tokens == expected_tokens(PROMPT, 1)
+        assert last.hold is not None
+        assert last.hold.num_tokens == len(PROMPT)
+        progress = await core.progress(ProgressRequest(request_id="held", wait_seconds=0))
+        assert (progress.state, progress.block_ids) == ("leased", last.hold.block_ids)
+        beat = await core.heartbeat([LeaseRef("held", last.hold.epoch), LeaseRef("other", 1)])
+        assert (beat.extended, beat.gone) == (["held"], ["other"])
+        assert not (await core.complete(LeaseRef("held", last.hold.epoch + 1))).unbroken
+        assert (await core.complete(LeaseRef("held", last.hold.epoch))).unbroken
+        assert not (await core.complete(LeaseRef("held", last.hold.epoch))).unbroken, "a lease ends once"
+        await idle(core)
+
+
+@both
+async def test_cancel_frees_the_lease(kind):
+    async with running(kind) as core:
+        _, last = await collect(core, EngineRequest("cancelled", PROMPT, GREEDY, hold=True))
+        await core.cancel("cancelled")
+        await idle(core)
+        assert not (await core.complete(LeaseRef("cancelled", last.hold.epoch))).unbroken
+
+
+@both
+async def test_an_expired_lease_rests_for_another_lease(kind):
+    async with running(kind, lease_seconds=0.6, pull_timeout_seconds=0.3) as core:
+        _, last = await collect(core, EngineRequest("expired", PROMPT, GREEDY, hold=True))
+        held = len(last.hold.block_ids)
+
+        async def expired() -> bool:
+            return core.stats.leases_expired == 1 and core.stats.held_blocks == 0
+
+        await until(expired, "the lease has expired", 5)
+        assert core.stats.free_blocks == core.stats.total_blocks - held, "its blocks are in quarantine"
+        await idle(core)
+
+
+@both
+async def test_an_unreachable_prefill_worker_means_recompute(kind):
+    async with running(kind) as core:
+        expected = expected_tokens(PROMPT, 20)
+        source = PullSource("gone", "lost", "127.0.0.1", 1, [0, 1, 2, 3], len(PROMPT), 1, core.info.compat_hash, 30.0)
+        request = EngineRequest("lost", PROMPT, GREEDY, output_ids=expected[:1], pull=source)
+        tokens, _ = await collect(core, request)
+        assert tokens == expected[1:]
+
+        async def counted() -> bool:
+            return core.stats.recomputed == 1
+
+        await until(counted, "the recomputed prompt is counted", 5)
+        await idle(core)
+
+
+@both
+async def test_its_own_blocks_are_found_again(kind):
+    """A decode leg that comes back to the worker that prefilled: no read, no lease left."""
+    async with running(kind) as core:
+        expected = expected_tokens(PROMPT, 20)
+        _, last = await collect(core, EngineRequest("self", PROMPT, GREEDY, hold=True))
+        hold = last.hold
+        source = PullSource(
+            *(core.info.engine_id, "self", "127.0.0.1", 1, hold.block_ids, hold.num_tokens, hold.epoch),
+            core.info.compat_hash,
+            hold.lease_seconds,
+        )
+        tokens, _ = await collect(core, EngineRequest("self", PROMPT, GREEDY, output_ids=expected[:1], pull=source))
+        assert tokens == expected[1:]
+        await idle(core)
+        assert core.stats.recomputed == 0
+
+
+@both
+async def test_a_reservation_ends_with_its_time(kind):
+    async with running(kind) as core:
+        reserve = ReserveRequest("later", "127.0.0.1", 1, prompt_tokens=100, ttl_seconds=0.3)
+        assert (await core.reserve(reserve)).admitted
+
+        async def taken() -> bool:
+            return core.stats.free_blocks < core.stats.total_blocks
+
+        await until(taken, "its blocks are taken", 5)
+        await idle(core)
+
+
+@both
+async def test_a_reservation_beyond_the_arena_is_refused(kind):
+    async with running(kind) as core:
+        answer = await core.reserve(ReserveRequest("huge", "127.0.0.1", 1, prompt_tokens=10**7, ttl_seconds=5))
+        assert not answer.admitted
+        assert answer.reason
+        await idle(core)
+
+
+@both
+async def test_a_released_reservation_is_free_at_once(kind):
+    async with running(kind) as core:
+        assert (await core.reserve(ReserveRequest("r", "127.0.0.1", 1, prompt_tokens=100, ttl_seconds=60))).admitted
+        await core.release("r")
+        await idle(core)
+
+
+@both
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"perf_model": "no-such"}, "no-such"), ({"max_model_len": 10**7}, "10000000")],
+    ids=["perf model", "model length"],
+)
+async def test_what_a_person_can_mend_is_a_model_error(kind, change, words):
+    with pytest.raises(ModelError, match=words):
+        async with running(kind, **change):
+            pass
+
+
+async def test_a_fault_in_a_step_ends_the_core_for_all(monkeypatch):
+    async with running("local") as core:
+
+        def fail(self, steps):
+            raise ArithmeticError("planted")
+
+        monkeypatch.setattr(SimulatedExecutor, "execute", fail)
+        with pytest.raises(CoreDied, match="planted"):
+            await collect(core, EngineRequest("r", PROMPT, GREEDY))
+        with pytest.raises(CoreDied):
+            await core.handshake()
+
+
+async def test_a_killed_core_process_is_told_to_every_request():
+    async with running("process", perf_model="slow") as core:
+        requests = [EngineRequest(f"r{i}", PROMPT, SamplingParams(temperature=0.0, max_tokens=5000)) for i in range(3)]
+        streams = [core.generate(request) for request in requests]
+        for stream in streams:
+            await anext(stream)
+        (child,) = psutil.Process().children()
+        child.kill()
+        for stream in streams:
+            with pytest.raises(CoreDied):
+                await asyncio.wait_for(anext_until_it_raises(stream), 5)
+        with pytest.raises(CoreDied):
+            await core.handshake()
+
+
+async def anext_until_it_raises(stream):
+    while True:
+        await anext(stream)
+
+
+SERVER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from test_core import settings
+from forebay_engine.core.process import ProcessCore
+async def main():
+    core = ProcessCore(settings())
+    await core.start()
+    print(core._process.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_the_core_process_dies_with_its_server():
+    folder = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": str(folder.parent.parent)}
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(folder)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    line = await asyncio.get_running_loop().run_in_executor(None, server.stdout.readline)
+    pid = int(line)
+    assert psutil.pid_exists(pid)
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+
+    async def gone() -> bool:
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    await until(gone, "the core process is gone", 5)
