@@ -26,7 +26,7 @@ from forebay_engine.perf.model import PerfModel
 
 _SOURCE = (
     "fitted to splitwise-sim data/perf_model.csv (commit 8f99e7dc; MIT License, Copyright (c) 2024 Pratyush Patel), "
-    "measured with Llama-2-70B"
+    "measured with Llama-2-70B, up to 32,768 prompt tokens and 36,864 resident tokens a step"
 )
 
 
