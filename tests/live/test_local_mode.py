@@ -1,4 +1,4 @@
-"""`forebay up` with real processes. The containers are fakes given by podTemplate: the supervisor is what is tested."""
+"""`forebay up` with real processes. Most containers are fakes given by podTemplate: the supervisor is what is tested."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -25,11 +26,13 @@ import yaml
 from forebay_operator.local import launch
 from forebay_operator.local.control import Control
 from forebay_operator.local.errors import LocalError
+from forebay_operator.local.ports import Ports
 from forebay_operator.local.state import StateFolder
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 FAKE = Path(__file__).parents[1] / "operator" / "fake_container.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_SECONDS = 30.0
 T = TypeVar("T")
 
@@ -46,11 +49,16 @@ def until(what: str, check: Callable[[], T], seconds: float = DEADLINE_SECONDS) 
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(count: int = 1) -> int:
+    """The first of `count` free ports in a row, below the range that the kernel gives to outgoing connections."""
+    while True:
+        ports = Ports("127.0.0.1")
+        try:
+            found = ports.find(random.randint(20000, 32000), count)
+        finally:
+            ports.close()
+        if found[-1] - found[0] == count - 1:
+            return found[0]
 
 
 class Local:
@@ -203,7 +211,7 @@ def by_name(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_up_is_ready_shows_load_and_drains_on_sigint(local: Local) -> None:
-    up = local.start("--worker-port", str(free_port()))
+    up = local.start("--worker-port", str(free_port(2)))
     local.ready()
     status = until("load", lambda: (s := local.status()) and s["ttft_p95_ms"] and s)
     assert status["phase"] == "Ready"
@@ -482,3 +490,48 @@ def test_bad_input_is_one_line_and_exit_code_2(local: Local) -> None:
     local.write()
     assert local.run("up", str(local.file), "--name", "Not/A/Name").returncode == 2
     assert local.run("version", "-o", "json").stdout.startswith('{"version":')
+
+
+def test_the_real_engine_and_router_simulated(local: Local) -> None:
+    """The commands, flags, probes and files fit together; a role switched by hand is the router's at once."""
+    manifest = yaml.safe_load((EXAMPLES / "simulated-8-workers.yaml").read_text())
+    manifest["metadata"]["name"] = "fake"
+    manifest["spec"]["prefill"]["replicas"] = manifest["spec"]["decode"]["replicas"] = 2
+    local.file.write_text(yaml.safe_dump(manifest))
+    up = local.start()
+    local.ready()
+    done = local.run("chat", "hello", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr + local.text()
+    assert done.stderr.startswith("[prefill prefill-")
+    assert ", decode decode-" in done.stderr
+    assert "8 tokens" in done.stderr
+    status = until("the figures", lambda: (s := local.status()) and s["ttft_p95_ms"] and s)
+    workers = [c for c in status["containers"] if c["pool"]]
+    assert {c["transport"] for c in workers} == {"Simulated"}
+    assert sum(c["kv_bytes_received"] for c in workers) > 0
+
+    assert local.run("ratio", "1:3").returncode == 0
+    one = next(name for name, role in local.workers().items() if role == "prefill")
+    # Within the router's poll of the file every prefill goes to the one worker that is left in the role.
+    until("the switch", lambda: f"[prefill {one}," in local.run("chat", "again", "--max-tokens", "2").stderr)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(DEADLINE_SECONDS) == 0, local.text()
+    assert local.gone()
+
+
+@pytest.mark.model
+def test_the_real_model_answers_and_sigkill_ends_its_core_processes_too(local: Local, smollm2_dir: Path) -> None:
+    manifest = yaml.safe_load((EXAMPLES / "smollm2.yaml").read_text())
+    manifest["metadata"]["name"] = "fake"
+    local.file.write_text(yaml.safe_dump(manifest))
+    up = local.start()
+    until("readiness", lambda: up.poll() is None and (s := local.status()) and s["ready"], 100)
+    done = local.run("chat", "What is the capital of France?", "--temperature", "0", "--max-tokens", "16")
+    assert "Paris" in done.stdout, done.stderr + local.text()
+    assert done.stderr.startswith("[prefill prefill-0, decode decode-0, ")
+    status = until("the figures", lambda: (s := local.status()) and s["ttft_p95_ms"] and s)
+    assert by_name(status)["decode-0"]["kv_bytes_received"] > 0
+    assert len(local.processes()) == 6, "up, router, and two of each worker"
+    up.kill()
+    up.wait()
+    until("the end of all processes", local.gone, 5)

@@ -100,6 +100,7 @@ def test_containers_of_the_example() -> None:
         "--fallback=both-phases",
         "--ttft-ms=2000",
         "--tpot-ms=200",
+        "--drain-timeout-seconds=60",
     )
     assert decode.env["OMP_NUM_THREADS"] == "1"
     assert decode.env["CUDA_VISIBLE_DEVICES"] == ""
@@ -399,11 +400,11 @@ def status(**changes: Any) -> UpStatus:
 
 def test_plain_lines_and_table_show_the_same() -> None:
     assert table.plain(status()) == (
-        "m: Ready  s at http://h/v1  prefill:decode 1:0  TTFT p95 12 ms  TPOT p95 -  in flight -\n"
+        "m: Ready  s at http://h/v1  prefill:decode 1:0  in flight -  TTFT p95 12 ms  TPOT p95 -\n"
         "  decode-0 prefill Ready running 4 waiting 5 kv 26 % moved 3.0 MiB transport TCP restarts 3\n"
         "  router-0 router BackOff restarts 0"
     )
-    console = Console(width=120, record=True, file=io.StringIO())
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(table.table(status()))
     shown = console.export_text()
     assert "prefill (loan)" in shown

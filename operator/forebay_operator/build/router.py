@@ -93,6 +93,7 @@ def router_args(spec: DisaggregatedModelSpec) -> list[str]:
         f"--fallback={'both-phases' if spec.router.fallback == 'BothPhases' else 'refuse'}",
         f"--ttft-ms={spec.objectives.time_to_first_token_milliseconds}",
         f"--tpot-ms={spec.objectives.time_per_output_token_milliseconds}",
+        f"--drain-timeout-seconds={spec.drain.timeout_seconds}",
     ]
     if spec.router.api_keys_secret_ref is not None:
         args.append("--api-keys-file=$(API_KEYS_FILE)")

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import msgspec
-import psutil
 from aiohttp import web
 
 from forebay_operator.api.ratio import parse_ratio
 from forebay_operator.local.errors import InputError, LocalError
-from forebay_operator.local.state import StateFolder
+from forebay_operator.local.state import StateFolder, is_pid_alive
 from forebay_operator.local.status import DownRequest, RatioRequest, RatioResponse, Refusal, UpStatus
 
 if TYPE_CHECKING:  # the client side does without all that a supervisor imports
@@ -113,20 +112,13 @@ class Control:
 def down(state: StateFolder, *, now: bool, timeout: float) -> None:
     """Drain (or kill) an `up` and wait until it is gone. Raises LocalError when it is not by `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    supervisor = asyncio.run(Control(state).down(now=now)).pid
-    while state.running() or _alive(supervisor):
+    pid = asyncio.run(Control(state).down(now=now)).pid
+    while state.running() or is_pid_alive(pid):
         if time.monotonic() >= deadline:
             raise LocalError(
                 f"{state.name} still drains after {timeout:g} s; wait for it, or end it with `forebay down --now`"
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def _body(request: web.Request, kind: type[M]) -> M:

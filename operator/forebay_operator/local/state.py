@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from forebay_wire.discovery import WorkersFile
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _VOLATILE = ("control.sock", "token", "workers.json", "processes.json")
 _LEFTOVER_SECONDS = 5.0
+_LEFTOVER_POLL_SECONDS = 0.05
 
 
 def state_root() -> Path:
@@ -138,16 +139,38 @@ class StateFolder:
                     alive += [process, *process.children(recursive=True)]
             except psutil.Error:
                 continue
-        _, alive = psutil.wait_procs(alive, timeout=_LEFTOVER_SECONDS)
+        alive = _wait_gone(alive)
         for process in alive:
             process.kill()
-        _, alive = psutil.wait_procs(alive, timeout=_LEFTOVER_SECONDS)
+        alive = _wait_gone(alive)
         if alive:
             pids = ", ".join(str(process.pid) for process in alive)
             raise LocalError(f"processes {pids} of an earlier `forebay up` of {self.name} do not end; end them first")
 
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+
+def _wait_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those still there after 5 s. A zombie is gone: it holds no port, and its new parent reaps it when it likes."""
+    deadline = time.monotonic() + _LEFTOVER_SECONDS
+    while True:
+        processes = [process for process in processes if is_alive(process)]
+        if not processes or time.monotonic() >= deadline:
+            return processes
+        time.sleep(_LEFTOVER_POLL_SECONDS)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False for a zombie, and when the number belongs to another process by now."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_pid_alive(pid: int) -> bool:
+    try:
+        return is_alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def running_names(root: Path | None = None) -> list[str]:

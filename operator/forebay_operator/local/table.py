@@ -13,14 +13,14 @@ _STYLES = {"Ready": "green", "Running": "yellow", "Starting": "yellow", "Degrade
 
 
 def table(status: UpStatus) -> RenderableType:
-    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")  # fits 80 columns
     for column, right in (
         ("WORKER", False),
         ("ROLE", False),
         ("STATE", False),
-        ("RUNNING", True),
-        ("WAITING", True),
-        ("KV USE", True),
+        ("RUN", True),
+        ("WAIT", True),
+        ("KV", True),
         ("KV MOVED", True),
         ("TRANSPORT", False),
         ("RESTARTS", True),
@@ -41,20 +41,21 @@ def table(status: UpStatus) -> RenderableType:
             container.transport or _UNKNOWN,
             str(container.restarts),
         )
-    return Group(Text(headline(status), style=_STYLES.get(status.phase, "")), grid)
+    first, second = headline(status)
+    return Group(Text(first, style=_STYLES.get(status.phase, "")), Text(second), grid)
 
 
-def headline(status: UpStatus) -> str:
-    return (
-        f"{status.name}: {status.phase}  {status.served_name} at {status.endpoint}  prefill:decode {status.ratio}  "
-        f"TTFT p95 {_milliseconds(status.ttft_p95_ms)}  TPOT p95 {_milliseconds(status.tpot_p95_ms)}  "
-        f"in flight {_count(status.in_flight)}"
-    )
+def headline(status: UpStatus) -> list[str]:
+    return [
+        f"{status.name}: {status.phase}  {status.served_name} at {status.endpoint}",
+        f"prefill:decode {status.ratio}  in flight {_count(status.in_flight)}  "
+        f"TTFT p95 {_milliseconds(status.ttft_p95_ms)}  TPOT p95 {_milliseconds(status.tpot_p95_ms)}",
+    ]
 
 
 def plain(status: UpStatus) -> str:
     """One line for the whole and one for each process."""
-    lines = [headline(status)]
+    lines = ["  ".join(headline(status))]
     for container in status.containers:
         line = f"  {container.name} {container.role or 'router'} {shown_state(container)}"
         if container.pool is not None:

@@ -169,7 +169,8 @@ def up_detached(options: UpOptions, arguments: list[str], wait_seconds: float, c
             f"{state.name} is not ready after {wait_seconds:g} s; it goes on in the background: "
             f"see `forebay status --name {state.name}` and {state.up_log}"
         )
-    console.print(f"{state.name} is ready: {status.served_name} at {status.endpoint} (log: {state.up_log})")
+    ready = f"{state.name} is ready: {status.served_name} at {status.endpoint} (log: {state.up_log})"
+    console.print(ready, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
