@@ -65,9 +65,11 @@ class Answer:
     body: dict[str, Any]
     chat: bool
     request_id: str
+    pad: int = 0
     tokens: int = field(init=False)
     prompt: Any = field(init=False)
     seed: int = field(init=False)
+    _ids: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tokens = self.body.get("max_completion_tokens") or self.body.get("max_tokens") or 16
@@ -75,7 +77,9 @@ class Answer:
         self.seed = self.body["seed"]
 
     def ids(self, choice: int = 0) -> list[int]:
-        return [token(self.prompt, self.seed, choice, i) for i in range(self.tokens)]
+        if choice not in self._ids:
+            self._ids[choice] = [token(self.prompt, self.seed, choice, i) for i in range(self.tokens)]
+        return self._ids[choice]
 
     def shown(self, i: int, choice: int = 0) -> str | None:
         """Text of event i; every fourth is held back and comes with the next."""
@@ -105,6 +109,7 @@ class Answer:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         answer_id = f"cmpl-{self.request_id}"
         shape = {"id": answer_id, "object": kind, "created": CREATED, "model": MODEL, "choices": choices, **more}
+        shape["pad"] = "x" * self.pad
         return json.dumps(shape).encode()
 
     def opening(self, choice: int = 0) -> list[bytes]:
@@ -145,6 +150,9 @@ class FakeWorker:
         self.admit = True
         self.gap = 0.0
         """Seconds between events."""
+
+        self.pad = 0
+        """Bytes that make each chunk larger."""
 
         self.report: dict[str, Any] = {}
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
@@ -274,7 +282,7 @@ class FakeWorker:
             self.reserved.pop(request_id, None)
         call = Call(leg, json.loads(raw), dict(request.headers))
         self.calls.append(call)
-        answer = Answer(body, chat, request_id)
+        answer = Answer(body, chat, request_id, self.pad)
         try:
             if leg in self.gates:
                 await self.gates[leg].wait()

@@ -69,7 +69,7 @@ class Context:
         self._background: set[asyncio.Task[Any]] = set()
 
     def turn(self) -> int:
-        """Counts up, so that equally good workers take turns."""
+        """Counts up with each request, so that equally good workers take turns."""
         self._turn += 1
         return self._turn
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import resource
 import signal
 import socket
@@ -138,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         uvloop.run(serve(settings))
     except OSError as error:
-        sys.exit(_fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"))
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        sys.exit(_fail(f"cannot listen on {settings.host}:{settings.port}: {reason}"))
 
 
 def _fail(text: str) -> int:

@@ -81,7 +81,8 @@ class Exchange:
             self._headers[headers.TRACEPARENT] = traceparent
         self._prompt_tokens = ctx.estimate.tokens(call)
         self._tokens = self._prompt_tokens + call.output_tokens()
-        self._reservation = Reservation(ctx, request_id, self._headers, self._prompt_tokens)
+        self._turn = ctx.turn()
+        self._reservation = Reservation(ctx, request_id, self._headers, self._prompt_tokens, self._turn)
         self._delivered = Delivered(call.several)
         self._handoff: HandOff | None = None
         self._first_body = b""
@@ -158,7 +159,7 @@ class Exchange:
         ctx = self._ctx
         while True:
             pair = choice.pick_pair(
-                ctx.workers.candidates(), self._prompt_tokens, ctx.turn(), self._failed | self._busy.keys()
+                ctx.workers.candidates(), self._prompt_tokens, self._turn, self._failed | self._busy.keys()
             )
             if isinstance(pair, choice.NoPair):
                 return await self._without_pair(pair.kind)
@@ -404,13 +405,13 @@ class Exchange:
         candidates = ctx.workers.candidates()
         if self._can_pull():
             decodes = (c for c in candidates if c.role == "decode")
-            picked = choice.pick_decode(decodes, self._tokens, ctx.turn(), excluded, self._compat_hash)
+            picked = choice.pick_decode(decodes, self._tokens, self._turn, excluded, self._compat_hash)
             if picked is not None and picked.health == Health.READY:
                 return picked
         # A busy decode pool is no reason to decode on the prefill pool, unless the client can be told no more.
         mixed = ctx.settings.both_phases and (self._client.started or not self._decode_busy)
         mixed = mixed or not self._call.split
-        picked = choice.pick_any(candidates, self._tokens, ctx.turn(), excluded, mixed=mixed)
+        picked = choice.pick_any(candidates, self._tokens, self._turn, excluded, mixed=mixed)
         if picked is not None and picked.role != "decode" and self._call.split:
             self._account.degraded("no_decode")
         return picked

@@ -19,11 +19,14 @@ from forebay_wire.messages import ReserveRequest, ReserveResponse
 class Reservation:
     """At most one slot at a time. The asking runs beside the prefill leg, so it costs TTFT nothing."""
 
-    def __init__(self, ctx: Context, request_id: str, headers: Mapping[str, str], prompt_tokens: int) -> None:
+    def __init__(
+        self, ctx: Context, request_id: str, headers: Mapping[str, str], prompt_tokens: int, turn: int
+    ) -> None:
         self._ctx = ctx
         self._request_id = request_id
         self._headers = headers
         self._prompt_tokens = prompt_tokens
+        self._turn = turn
         self._task: asyncio.Task[None] | None = None
         self._prefill: Worker | None = None
         self._compat_hash = ""
@@ -106,7 +109,7 @@ class Reservation:
         tried: set[Key] = set()
         while True:
             decodes = (c for c in ctx.workers.candidates() if c.role == "decode")
-            picked = choice.pick_decode(decodes, self._prompt_tokens, ctx.turn(), tried, self._compat_hash)
+            picked = choice.pick_decode(decodes, self._prompt_tokens, self._turn, tried, self._compat_hash)
             if picked is None:
                 return
             tried.add(picked.key)

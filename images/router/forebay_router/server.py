@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
@@ -14,10 +15,15 @@ from forebay_router.client_side import ClientGone
 from forebay_router.settings import RouterSettings
 from forebay_wire.errors import ApiError
 
+log = logging.getLogger(__name__)
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 MAX_HEADER_LINE = 8190
 MAX_HEADERS = 128
+LINGERING_SECONDS = 2.0
+"""How long a body that was refused is read and dropped, so that its sender gets to see why."""
+
 _REFUSED = ApiError(503, "too many connections; try again later")
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
@@ -81,8 +87,14 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """OpenAI-shaped also where HTTP itself is at fault (head too large, bad framing)."""
-        super().handle_error(request, status, exc, message)
+        """OpenAI-shaped also where HTTP itself is at fault (head too large, bad framing).
+
+        Not logged there: the exception quotes the head, which may hold a key.
+        """
+        if status >= 500:
+            log.error("request failed", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
         text = message or ("internal error" if status >= 500 else "malformed HTTP request")
         response = web.Response(status=status, body=ApiError(status, text).json(), content_type="application/json")
         response.force_close()
@@ -98,6 +110,7 @@ class Listener(web.Server):
             "header_timeout": settings.header_timeout,
             "limit": settings.max_connections,
             "keepalive_timeout": settings.keepalive_timeout,
+            "lingering_time": LINGERING_SECONDS,
             "max_line_size": MAX_HEADER_LINE,
             "max_field_size": MAX_HEADER_LINE,
             "max_headers": MAX_HEADERS,
