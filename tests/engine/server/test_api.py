@@ -119,6 +119,15 @@ async def test_stop_strings_wait_for_min_tokens(worker: Any) -> None:
     assert body["usage"]["completion_tokens"] == 6
 
 
+@pytest.mark.parametrize(("min_tokens", "text"), [(2, ""), (3, "ENDx")])
+async def test_a_match_counts_when_it_ends_after_min_tokens(worker: Any, min_tokens: int, text: str) -> None:
+    worker.core.script = list(b"ENDx")
+    _, body, _ = await worker.post(
+        paths.COMPLETIONS, {**TEXT, "max_tokens": 4, "stop": "END", "min_tokens": min_tokens}
+    )
+    assert body["choices"][0]["text"] == text
+
+
 async def test_the_stop_id_counts_but_is_not_shown(worker: Any) -> None:
     worker.core.script = list(b"abc")
     _, body, _ = await worker.post(paths.COMPLETIONS, {**TEXT, "stop_token_ids": [99]})
