@@ -252,6 +252,16 @@ class TestPreemption:
         assert plan.preempted == []
         assert scheduler.running == 2
 
+    def test_a_reservation_does_not_take_what_the_preempted_one_waits_for(self) -> None:
+        scheduler = made(8, tokens=64)
+        scheduler.add(request("a", 8))
+        scheduler.add(request("b", 24))
+        run(scheduler)
+        plan, _ = run(scheduler)
+        assert plan.preempted == ["b"]
+        assert scheduler.pool.free == 5
+        assert scheduler.reserve("d", 4, 60.0) is None
+
     def test_a_preempted_hold_is_reported_and_its_progress_starts_again(self) -> None:
         scheduler = made(6, tokens=8)
         scheduler.add(request("a", 7))

@@ -248,7 +248,10 @@ class Scheduler:
         for state in self._running:
             if state.remaining > 1:
                 budget = self._plan_chunk(plan, state, budget)
-        if not plan.preempted:
+        if plan.preempted:
+            # Whoever lost its blocks is now first in line and needs more than is free.
+            self._short_of_blocks = True
+        else:
             self._admit(plan, budget)
         return plan
 
