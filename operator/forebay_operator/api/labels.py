@@ -17,5 +17,11 @@ REVISION: Final = "forebay.dev/revision"
 ROLE: Final = "forebay.dev/role"
 """What the router uses the worker for. Set on pods by the operator alone: no template carries it."""
 
+DRAINING: Final = "forebay.dev/draining"
+"""`true` on a worker that is to leave: routers send it nothing new. Set by the operator alone."""
+
+FIELD_MANAGER: Final = "forebay-operator"
+"""Of every server-side apply of a child."""
+
 Pool = Literal["prefill", "decode"]
 POOLS: Final[tuple[Pool, Pool]] = ("prefill", "decode")
