@@ -1,4 +1,4 @@
-"""`forebay up` with real processes. Most containers are fakes given by podTemplate: the supervisor is what is tested."""
+"""`forebay up` with real processes. Most containers are fakes, given by podTemplate: they test the supervisor."""
 
 from __future__ import annotations
 

@@ -76,8 +76,9 @@ async def stream_chat(
             done = False
             async for event in _events(response.content):
                 if event == b"[DONE]":
+                    # Read on to the end: a client that leaves before it looks like one that gave up.
                     done = True
-                    break
+                    continue
                 piece = _take(msgspec.json.decode(event), answer)
                 if piece:
                     if answer.first_content_seconds is None:
