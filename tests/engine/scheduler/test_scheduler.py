@@ -137,6 +137,11 @@ class TestRefusals:
         assert (failure is None) is fits
         assert fits or (failure is not None and failure.status == 400 and "at most 199" in failure.message)
 
+    def test_a_prompt_without_tokens_is_refused(self) -> None:
+        failure = made().add(request("a", []))
+        assert failure is not None
+        assert failure.status == 400
+
     def test_a_prompt_beyond_the_pool_is_refused_at_once(self) -> None:
         failure = made(5, model_len=200).add(request("a", 20))
         assert failure is not None
@@ -381,6 +386,27 @@ class TestPull:
         assert scheduler.pool.free == 10
         assert scheduler.add(request("d", 10)) is None
 
+    @pytest.mark.parametrize("aborted", [False, True])
+    def test_blocks_a_read_may_still_be_landing_in_are_never_used_again(self, aborted: bool) -> None:
+        scheduler = made(10)
+        ids = list(range(10))
+        scheduler.add(request("warm", ids[:5], max_tokens=1))
+        run(scheduler)
+        scheduler.add(request("d", ids, outputs=[77], pull=source("d", 10)))
+        (order,) = run(scheduler)[0].pulls
+        if aborted:
+            scheduler.abort("d")
+        scheduler.pull_done("d", False, unsettled=True)
+        assert scheduler.set_aside == scheduler.pool.quarantined == 2
+        assert scheduler.recomputed == (0 if aborted else 1)
+        if not aborted:
+            plan, _ = run(scheduler)
+            assert plan.steps[0].start == 4
+            assert not set(plan.steps[0].block_table) & set(order.local_blocks)
+            scheduler.abort("d")
+        scheduler.pool.release_quarantined(1e12)
+        assert scheduler.pool.free == 8
+
     @pytest.mark.parametrize("tokens", [0, 12])
     def test_a_source_that_does_not_fit_the_prompt_is_not_read(self, tokens: int) -> None:
         scheduler = made()
@@ -477,6 +503,13 @@ class TestReservations:
         assert scheduler.expire_reservations(69.9) == []
         assert scheduler.expire_reservations(70.0) == ["b"]
         assert scheduler.pool.free == 100
+
+    def test_a_release_in_doubt_sets_the_blocks_aside(self) -> None:
+        scheduler = made()
+        scheduler.reserve("a", 8, 60.0)
+        scheduler.release("a", unsettled=True)
+        scheduler.pool.release_quarantined(1e12)
+        assert (scheduler.pool.free, scheduler.set_aside) == (98, 2)
 
     def test_a_request_without_a_pull_gives_its_reservation_back(self) -> None:
         scheduler = made()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 
-from forebay_engine.kv.blocks import BlockPool, chain_keys
+from forebay_engine.kv.blocks import BlockPool
+from forebay_engine.scheduler.entry import can_never_run, can_pull, last_event
 from forebay_engine.scheduler.finish import finish_reason
+from forebay_engine.scheduler.prefix import cached_prefix, publish
 from forebay_engine.scheduler.reservations import Reservation, Reservations
 from forebay_engine.scheduler.state import (
     PullOrder,
@@ -55,6 +58,8 @@ class Scheduler:
         self.preemptions = 0
         self.recomputed = 0
         """Prompts computed here because their KV could not be had."""
+        self.set_aside = 0
+        """Blocks lost to reads that may never end; a worker that has lost many should be restarted."""
         self.cached_tokens = 0
         """Prompt tokens whose KV was in the prefix cache, over all first admissions."""
 
@@ -67,10 +72,12 @@ class Scheduler:
         """
         reservation = self._reservations.take(request.request_id)
         failure = self._refusal(request, reserved=reservation is not None)
-        complete = failure is None and self._complete(request)
-        if failure is not None or complete:
+        last = last_event(request, self.max_tokens) if failure is None else None
+        if failure is not None or last is not None:
             if reservation is not None:
                 self.pool.free_blocks(reservation.blocks)
+            if last is not None:
+                self._ended.append(last)
             return failure
         state = SequenceState(
             request=request,
@@ -79,7 +86,7 @@ class Scheduler:
             outputs=list(request.output_ids),
             pull=request.pull,
         )
-        if state.pull is not None and not self._usable(state):
+        if state.pull is not None and not can_pull(state, self.pool.block_size):
             state.pull = None
             self.recomputed += 1
         self._sequences[request.request_id] = state
@@ -89,7 +96,7 @@ class Scheduler:
             return None
         if reservation is not None:
             self.pool.free_blocks(reservation.blocks)
-        state.expected_cached = len(self._cached_prefix(state)) * self.pool.block_size
+        state.expected_cached = len(cached_prefix(state, self.pool)) * self.pool.block_size
         self._waiting.add(state)
         return None
 
@@ -99,19 +106,8 @@ class Scheduler:
 
     def _refusal(self, request: EngineRequest, *, reserved: bool) -> FailEvent | None:
         request_id = request.request_id
-        known = len(request.prompt_ids) + len(request.output_ids)
         if self._known(request_id):
             return FailEvent(request_id, 409, f"request id {request_id!r} is in use here; send a fresh id")
-        if not request.prompt_ids:
-            return FailEvent(request_id, 400, "the prompt has no tokens; send at least one")
-        if known >= self.max_tokens and not request.output_ids:
-            return FailEvent(
-                request_id,
-                400,
-                f"the prompt has {known} tokens and at most {self.max_tokens - 1} fit beside one output token "
-                f"(max_model_len {self.config.max_model_len}, KV cache {self.pool.num_blocks} blocks of "
-                f"{self.pool.block_size} tokens); shorten the prompt",
-            )
         if not reserved and len(self._waiting) >= self.config.max_waiting:
             return FailEvent(
                 request_id,
@@ -119,33 +115,10 @@ class Scheduler:
                 f"{len(self._waiting)} requests wait already (max_waiting {self.config.max_waiting}); retry later",
                 retry_after_seconds=1.0,
             )
-        return None
+        return can_never_run(request, self.max_tokens, self.config, self.pool)
 
     def _known(self, request_id: str) -> bool:
         return request_id in self._sequences or request_id in self._pulling or request_id in self._ending
-
-    def _complete(self, request: EngineRequest) -> bool:
-        """A continuation may find its answer complete: the worker died between the last token and the end."""
-        if not request.output_ids:
-            return False
-        outputs = request.output_ids
-        total = len(request.prompt_ids) + len(outputs)
-        reason = finish_reason(request.params, len(outputs), outputs[-1], total, self.max_tokens)
-        if reason is None:
-            return False
-        stop_token = outputs[-1] if reason == "stop" else None
-        self._ended.append(TokenEvent(request.request_id, [], finish_reason=reason, stop_token=stop_token))
-        return True
-
-    def _usable(self, state: SequenceState) -> bool:
-        """A source that does not fit this prompt is not read: its KV would be another prompt's."""
-        source = state.pull
-        return (
-            source is not None
-            and 0 < source.num_tokens <= len(state.token_ids)
-            and len(source.block_ids) >= self._blocks_for(source.num_tokens)
-            and not state.wants_prompt_logprobs
-        )
 
     def abort(self, request_id: str) -> bool:
         """Forget a request; False when it is not here. A reservation is untouched: see release().
@@ -191,10 +164,17 @@ class Scheduler:
         self._reservations.add(Reservation(request_id, self._place_in_line(), list(blocks), expires))
         return blocks
 
-    def release(self, request_id: str) -> None:
-        """End a reservation. No read may be landing in its blocks any more. Unknown ids are ignored."""
+    def release(self, request_id: str, *, unsettled: bool = False) -> None:
+        """End a reservation. No read may be landing in its blocks any more, unless `unsettled`: see pull_done().
+
+        Unknown ids are ignored.
+        """
         reservation = self._reservations.take(request_id)
-        if reservation is not None:
+        if reservation is None:
+            return
+        if unsettled:
+            self._set_aside(reservation.blocks)
+        else:
             self.pool.free_blocks(reservation.blocks)
 
     def expire_reservations(self, now: float) -> list[str]:
@@ -214,24 +194,37 @@ class Scheduler:
         if reservation is not None:
             reservation.early = min(n_blocks, len(reservation.blocks))
 
-    def pull_done(self, request_id: str, ok: bool) -> None:
-        """A pull has ended: no read lands in its blocks any more. `ok` False: what was read is not to be used."""
+    def pull_done(self, request_id: str, ok: bool, *, unsettled: bool = False) -> None:
+        """A pull has ended. `ok` False: what was read is not to be used, and the prompt is computed here.
+
+        No read lands in its blocks any more, unless `unsettled` says that this is in doubt: then the blocks are set
+        aside for good (they count in pool.quarantined and set_aside), and the sequence goes back to the line.
+        """
         self._ending.discard(request_id)
         state = self._pulling.pop(request_id, None)
         if state is None:
             return
+        pulled = self._pullable(state)
+        state.pull = None
+        if not ok and state.computed < pulled and state.status is not Status.ABORTED:
+            self.recomputed += 1
+        if unsettled:
+            self._set_aside(state.blocks[state.published :])
+            state.blocks = state.blocks[: state.published]
         if state.status is Status.ABORTED:
             state.status = Status.FINISHED
             self._free(state)
-            return
-        pulled = self._pullable(state)
-        state.pull = None
-        if ok:
-            state.computed = max(state.computed, pulled)
-            self._publish(state)
-        elif state.computed < pulled:
-            self.recomputed += 1
-        self._run(state)
+        elif unsettled:
+            self._back_to_line(state)
+        else:
+            if ok:
+                state.computed = max(state.computed, pulled)
+                publish(state, self.pool)
+            self._run(state)
+
+    def _set_aside(self, blocks: list[int]) -> None:
+        self.pool.quarantine(blocks, math.inf)
+        self.set_aside += len(blocks)
 
     # One step.
 
@@ -307,16 +300,19 @@ class Scheduler:
 
     def _preempt(self, victim: SequenceState, plan: StepPlan) -> None:
         self._running.remove(victim)
-        self._free(victim)
-        # What it had published is found again at its next admission, unless it is evicted first.
-        victim.expected_cached = victim.published * self.pool.block_size
-        victim.computed = victim.published = victim.reported = 0
-        victim.prompt_logprobs = []
+        self._back_to_line(victim)
         victim.preemptions += 1
-        victim.status = Status.WAITING
-        self._waiting.add(victim)
         self.preemptions += 1
         plan.preempted.append(victim.request_id)
+
+    def _back_to_line(self, state: SequenceState) -> None:
+        self._free(state)
+        # What it had published is found again at its next admission, unless it is evicted first.
+        state.expected_cached = state.published * self.pool.block_size
+        state.computed = state.published = state.reported = 0
+        state.prompt_logprobs = []
+        state.status = Status.WAITING
+        self._waiting.add(state)
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         """First come, first served: the first that cannot go stops the line."""
@@ -348,7 +344,7 @@ class Scheduler:
     def _place(self, state: SequenceState, plan: StepPlan) -> bool:
         """Give a waiting sequence its blocks and start its pull, if it has one; False, nothing changed: too few."""
         total = self._blocks_for(len(state.token_ids))
-        hits = self._cached_prefix(state)
+        hits = cached_prefix(state, self.pool)
         kept = state.reserved[len(hits) : total]
         unused = state.reserved[: len(hits)] + state.reserved[total:]
         need = total - len(hits) - len(kept)
@@ -396,7 +392,7 @@ class Scheduler:
             if state is None or state.status is not Status.RUNNING or state.computed != step.start:
                 continue  # aborted while the step ran
             state.computed += len(step.token_ids)
-            self._publish(state)
+            publish(state, self.pool)
             if output.prompt_logprobs is not None:
                 state.prompt_logprobs.extend(output.prompt_logprobs)
             if step.sample is not None:
@@ -463,27 +459,6 @@ class Scheduler:
     def _pullable(self, state: SequenceState) -> int:
         """Tokens whose KV a pull gives. The last known token is always computed here: its logits give the next one."""
         return min(state.pull.num_tokens, len(state.token_ids) - 1) if state.pull is not None else 0
-
-    def _cached_prefix(self, state: SequenceState) -> list[int]:
-        if not self.pool.prefix_cache or state.wants_prompt_logprobs:
-            return []
-        usable = (len(state.token_ids) - 1) // self.pool.block_size
-        self._extend_keys(state, usable)
-        return self.pool.match(state.keys[:usable])
-
-    def _extend_keys(self, state: SequenceState, blocks: int) -> None:
-        have = len(state.keys)
-        if have < blocks:
-            parent = state.keys[-1] if have else None
-            state.keys += chain_keys(state.token_ids, self.pool.block_size, first_block=have, parent=parent)
-
-    def _publish(self, state: SequenceState) -> None:
-        full = state.computed // self.pool.block_size
-        if full > state.published:
-            if self.pool.prefix_cache:
-                self._extend_keys(state, full)
-                self.pool.register(state.keys[:full], state.blocks, state.published)
-            state.published = full
 
     def _count_cached(self, state: SequenceState, covered: int) -> None:
         if state.cached_tokens is None:
