@@ -236,49 +236,77 @@ async def test_puller_sleeps_past_its_lease_while_blocks_are_refilled(tmp_path):
         await running.assert_nothing_left(seconds=15)
 
 
+RULES = ["kill-prefill", "kill-decode", "stop-decode", "stop-prefill", "client-leaves"]
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("rule", ["kill-prefill", "kill-decode", "stop-decode", "stop-prefill", "client-leaves"])
+@pytest.mark.parametrize("rule", RULES)
 async def test_rules_at_random_moments_under_load(tmp_path, rule):
     """20 faults at random moments while 6 streams run; every stream whole and right, nothing left."""
-    rng = random.Random(rule)
     async with cluster(tmp_path, prefill=3, decode=3) as running:
-        expected = {seed: await truth(running, body(seed, tokens=60)) for seed in range(8)}
-        wrong: list[str] = []
-        finished = 0
-        stopping = asyncio.Event()
+        await faults_under_load(running, rule, faults=20, streams=6, recovery=5.0)
 
-        async def stream(index: int) -> None:
-            nonlocal finished
-            seed = index
-            while not stopping.is_set():
-                seed = (seed + 1) % 8
-                answer = await complete(running.session, running.router.url, body(seed, tokens=60))
-                finished += 1
-                if answer.status != 200 or answer.error or answer.text != expected[seed] or not answer.done:
-                    wrong.append(f"seed {seed}: {answer.status} {answer.error} {answer.text!r}")
 
-        streams = [asyncio.create_task(stream(index)) for index in range(6)]
-        for _ in range(20):
-            await asyncio.sleep(rng.uniform(0.2, 1.5))  # the random moment itself
-            if rule == "client-leaves":
-                watched = Watched(running, body(rng.randrange(8), tokens=60))
-                await asyncio.sleep(rng.uniform(0, 1.0))
-                watched.task.cancel()
-                await asyncio.gather(watched.task, return_exceptions=True)
-                continue
-            action, pool = rule.split("-")
-            victim = running.workers[f"{pool[0]}{rng.randrange(3)}"]
-            if action == "kill":
-                await victim.kill()
-                await victim.start()
-                await running.ready(victim)
-            else:
-                victim.stop()
-                await asyncio.sleep(rng.uniform(0.5, 5.0))
-                victim.resume()
-        stopping.set()
-        await asyncio.gather(*streams)
-        assert not wrong, wrong
-        assert finished >= 20
-        await running.assert_nothing_left(seconds=60)
+@pytest.mark.soak
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rule", RULES)
+async def test_rules_with_the_real_engine(tmp_path, rule, small_dir):
+    """The same with torch and NIXL, 3 faults each. Three layers of SmolLM2: kills need moments, not sense."""
+    args = ["--dtype", "float32", "--max-model-len", "1024", "--lease-seconds", "6", "--pull-timeout-seconds", "3"]
+    async with Cluster(
+        tmp_path,
+        prefill=2,
+        decode=2,
+        engine="native",
+        model_dir=small_dir,
+        worker_args=args,
+        router_args=["--stall-timeout-seconds", "3"],
+    ) as running:
+        await faults_under_load(running, rule, faults=3, streams=3, recovery=20.0)
+
+
+async def faults_under_load(running: Cluster, rule: str, *, faults: int, streams: int, recovery: float) -> None:
+    rng = random.Random(rule)
+    requests = {seed: {**body(seed, tokens=60), "model": running.model} for seed in range(8)}
+    expected = {seed: await truth(running, request) for seed, request in requests.items()}
+    wrong: list[str] = []
+    finished = 0
+    stopping = asyncio.Event()
+    pools = {pool: [name for name, home in running.roles.items() if home == pool] for pool in ("prefill", "decode")}
+
+    async def stream(index: int) -> None:
+        nonlocal finished
+        seed = index
+        while not stopping.is_set():
+            seed = (seed + 1) % len(requests)
+            answer = await complete(running.session, running.router.url, requests[seed])
+            finished += 1
+            if answer.status != 200 or answer.error or answer.text != expected[seed] or not answer.done:
+                wrong.append(f"seed {seed}: {answer.status} {answer.error} {answer.text!r}")
+
+    tasks = [asyncio.create_task(stream(index)) for index in range(streams)]
+    for _ in range(faults):
+        await asyncio.sleep(rng.uniform(0.2, 1.5))  # the random moment itself
+        if rule == "client-leaves":
+            watched = Watched(running, requests[rng.randrange(len(requests))])
+            await asyncio.sleep(rng.uniform(0, 1.0))
+            watched.task.cancel()
+            await asyncio.gather(watched.task, return_exceptions=True)
+            continue
+        action, pool = rule.split("-")
+        victim = running.workers[rng.choice(pools[pool])]
+        if action == "kill":
+            await victim.kill()
+            await victim.start()
+            await running.ready(victim)
+        else:
+            victim.stop()
+            await asyncio.sleep(rng.uniform(0.5, recovery))
+            victim.resume()
+    stopping.set()
+    await asyncio.gather(*tasks)
+    assert not wrong, wrong
+    assert finished >= faults
+    await running.assert_nothing_left(seconds=60)
