@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -323,17 +324,16 @@ class FakeWorker:
         await response.write(stream.DONE)
         return response
 
-    def _events(self, answer: Answer, start: int) -> list[bytes]:
+    def _events(self, answer: Answer, start: int) -> Iterator[bytes]:
         count = answer.body.get("n") or 1
-        events: list[bytes] = []
         for i in range(start, answer.tokens):
             for choice in range(count):
                 if i == 0:
-                    events += [stream.event([], opening) for opening in answer.opening(choice)]
-                ids = [answer.ids(choice)[i]] if count == 1 else []
-                event = stream.event(ids, answer.payload(i, choice))
-                events += [event] if event else []
-        return events + [stream.event([], closing) for closing in answer.closing()]
+                    yield from (stream.event([], opening) for opening in answer.opening(choice))
+                event = stream.event([answer.ids(choice)[i]] if count == 1 else [], answer.payload(i, choice))
+                if event:
+                    yield event
+        yield from (stream.event([], closing) for closing in answer.closing())
 
     def _prefill(self, answer: Answer) -> dict[str, Any]:
         finished = answer.tokens == 1

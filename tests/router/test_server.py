@@ -137,7 +137,7 @@ async def test_too_many_requests(start_bench: StartBench) -> None:
 
 async def test_a_client_that_does_not_read(start_bench: StartBench) -> None:
     """What is buffered for it is bounded: the worker is held up; after the write timeout its request is aborted."""
-    bench = await start_bench(ONE_PAIR, write_timeout=1.0)
+    bench = await start_bench(ONE_PAIR, write_timeout=1.0, suspect_after=30.0, stall_timeout=20.0)
     bench["d0"].pad = 10_000
     body = json.dumps(completion(tokens=5_000)).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", bench.port, limit=2**12)

@@ -1,11 +1,6 @@
 """One client request from choice to last byte: the failure rules R1-R5 and R7 (design section 5) are here.
 
-Prefill phase -> HandOff -> decode phase. A leg that fails is followed by the best next one:
-
-- *decode*: the client's body with the prefill worker's params, as long as no token of a decode worker is out (R3);
-- *continue*: /internal/continue with the token ids delivered so far (R4);
-- *plain*: both phases on one worker, when nothing else is left (R5), when the request cannot be split, or when what is
-  out holds no token id; what the client has already is left out of it.
+Prefill phase -> HandOff -> decode phase. A leg that fails is followed by the best next one (course.py).
 """
 
 from __future__ import annotations
@@ -15,20 +10,21 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import replace
 
 from forebay_router import choice
 from forebay_router.account import CLIENT_LEFT, Account
-from forebay_router.choice import Candidate, Health, Key
+from forebay_router.choice import Key
 from forebay_router.client_side import ClientGone, ClientSide
 from forebay_router.context import Context
+from forebay_router.course import Course, Leg
 from forebay_router.legs import ClientCall, HandOff, read_handoff, read_usage, without_params
-from forebay_router.relay import Delivered, Relay
+from forebay_router.relay import Relay
 from forebay_router.reservation import Reservation
 from forebay_router.upstream import Reply, WorkerFailed, WorkerStream
 from forebay_router.watchdog import Guard
 from forebay_router.workers import Worker
-from forebay_wire import headers, paths, stream
+from forebay_wire import headers, stream
 from forebay_wire.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -37,26 +33,6 @@ PASSED_HEADERS = ("content-type", headers.RETRY_AFTER)
 """All that a client sees of a worker's headers."""
 
 BUSY = (429, 503)
-RESUME_SECONDS = 3.0
-"""How long a stream that has begun waits for a worker to come back before it ends with an error."""
-
-RESUME_BUSY_SECONDS = 15.0
-"""The same while some worker answers, but is busy."""
-
-RESUME_POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """What to ask a worker for the (rest of the) answer."""
-
-    name: str
-    path: str
-    body: bytes
-    first_byte: float
-    """Seconds to wait for the first byte."""
-
-    skip: Counter[int] | None = None
 
 
 class Exchange:
@@ -83,23 +59,12 @@ class Exchange:
         self._tokens = self._prompt_tokens + call.output_tokens()
         self._turn = ctx.turn()
         self._reservation = Reservation(ctx, request_id, self._headers, self._prompt_tokens, self._turn)
-        self._delivered = Delivered(call.several)
-        self._handoff: HandOff | None = None
+        self._course = Course(ctx, call, self._tokens, self._turn)
         self._first_body = b""
-        self._compat_hash = ""
         self._lease_at: Worker | None = None
         """A prefill worker that may hold blocks for us."""
 
-        self._failed: set[Key] = set()
-        self._busy: dict[Key, float] = {}
-        """When a worker that was busy may be asked again."""
-
-        self._decode_busy = False
         self._last_reply: Reply | None = None
-        self._late_events = 0
-        self._late_ids = 0
-        """Of `_delivered`, what came after the hand-off's delta."""
-
         self._announced = ""
         """The decode worker named in the response headers."""
 
@@ -139,16 +104,16 @@ class Exchange:
         if self._call.split and not await self._prefill_phase():
             return
         target: Worker | None = None
-        if self._handoff is not None:
-            if self._handoff.finished:
-                await self._first_token_is_all(self._handoff)
+        if self._course.handoff is not None:
+            if self._course.handoff.finished:
+                await self._first_token_is_all(self._course.handoff)
                 return
             target = await self._reservation.worker()
             self._account.slot_known = self._ctx.clock()
         if not self._call.stream:
             await self._whole(target)
             return
-        if target is not None and self._handoff is not None and self._handoff.delta is not None:
+        if target is not None and self._course.handoff is not None and self._course.handoff.delta is not None:
             await self._begin(target)
         await self._stream(target)
 
@@ -158,9 +123,7 @@ class Exchange:
         """Get a hand-off, or none where one worker has to do both phases; False when the client is answered (R1)."""
         ctx = self._ctx
         while True:
-            pair = choice.pick_pair(
-                ctx.workers.candidates(), self._prompt_tokens, self._turn, self._failed | self._busy.keys()
-            )
+            pair = choice.pick_pair(ctx.workers.candidates(), self._prompt_tokens, self._turn, self._course.tried)
             if isinstance(pair, choice.NoPair):
                 return await self._without_pair(pair.kind)
             prefill = ctx.worker(pair.prefill)
@@ -171,15 +134,15 @@ class Exchange:
             if reply.status != 200:
                 await self._pass_on(reply)
                 return False
-            self._handoff = read_handoff(reply.body)
-            if self._handoff is None:
+            self._course.handoff = read_handoff(reply.body)
+            if self._course.handoff is None:
                 self._lost(prefill, pair.prefill.key, "prefill", "no_params")
                 continue
             self._first_body = reply.body
-            self._compat_hash = pair.prefill.compat_hash
-            if self._handoff.finished:
+            self._course.compat_hash = pair.prefill.compat_hash
+            if self._course.handoff.finished:
                 self._lease_at = None
-            params = self._handoff.params
+            params = self._course.handoff.params
             ctx.estimate.learn(self._call, params.prompt_tokens or 0)
             ctx.metrics.cached_prompt_tokens += params.cached_tokens or 0
             return True
@@ -239,8 +202,7 @@ class Exchange:
         """Leg after leg until the answer is whole."""
         while True:
             if target is None:
-                candidate = await self._next_worker()
-                target = self._ctx.worker(candidate) if candidate else None
+                target = await self._next()
             leg = await self._prepare(target) if target else None
             if target is None or leg is None:
                 await self._give_up()
@@ -252,7 +214,7 @@ class Exchange:
     async def _stream_leg(self, worker: Worker, key: Key, leg: Leg) -> bool:
         """One leg; True when the answer is whole."""
         ctx = self._ctx
-        relay = Relay(self._delivered, leg.skip)
+        relay = Relay(self._course.delivered, leg.skip)
         ticket = worker.send(ctx.clock(), decode_tokens=self._tokens)
         upstream: WorkerStream | None = None
         try:
@@ -264,7 +226,11 @@ class Exchange:
                 self._account.last_worker = worker.name
                 if leg.name == "plain":
                     self._account.prefill_name = worker.name
-                if not self._client.started and self._handoff is not None and self._handoff.delta is not None:
+                if (
+                    not self._client.started
+                    and self._course.handoff is not None
+                    and self._course.handoff.delta is not None
+                ):
                     await self._begin(worker)
                 await self._pump(upstream, relay, guard)
             self._lease_at = None if leg.name == "decode" else self._lease_at
@@ -285,7 +251,7 @@ class Exchange:
 
     async def _pump(self, upstream: WorkerStream, relay: Relay, guard: Guard) -> None:
         """Relay until [DONE]. Raises WorkerFailed when the stream breaks, stalls, errs or ends without it."""
-        ctx, delivered = self._ctx, self._delivered
+        ctx, delivered = self._ctx, self._course.delivered
         while True:
             data = await upstream.read()
             guard.alive(ctx.clock())
@@ -294,8 +260,8 @@ class Exchange:
                 raise WorkerFailed(upstream.worker, "truncated", "the stream ended without [DONE]")
             events, ids = delivered.events, len(delivered.ids)
             out = relay.feed(data)
-            self._late_events += delivered.events - events
-            self._late_ids += len(delivered.ids) - ids
+            self._course.late_events += delivered.events - events
+            self._course.late_ids += len(delivered.ids) - ids
             if out:
                 if not self._client.started:
                     await self._start(self._account.prefill_name or upstream.worker.name, upstream.worker.name)
@@ -311,9 +277,9 @@ class Exchange:
 
     async def _begin(self, decode: Worker) -> None:
         """First byte: the decode slot is certain."""
-        assert self._handoff is not None
+        assert self._course.handoff is not None
         await self._start(self._account.prefill_name, decode.name)
-        await self._write_delta(self._handoff)
+        await self._write_delta(self._course.handoff)
 
     async def _start(self, prefill: str, decode: str) -> None:
         self._announced = self._account.last_worker = decode
@@ -322,10 +288,10 @@ class Exchange:
     async def _write_delta(self, handoff: HandOff) -> None:
         payloads = handoff.delta or []
         for payload in payloads:
-            self._delivered.note(payload)
-        self._delivered.ids.extend(handoff.first_ids)
+            self._course.delivered.note(payload)
+        self._course.delivered.ids.extend(handoff.first_ids)
         await self._client.write(b"".join(b"data: " + payload.encode() + b"\n\n" for payload in payloads))
-        self._account.wrote(int(self._delivered.content), self._delivered)
+        self._account.wrote(int(self._course.delivered.content), self._course.delivered)
 
     async def _end_stream(self) -> None:
         tail = stream.DONE
@@ -344,8 +310,7 @@ class Exchange:
         ctx = self._ctx
         while True:
             if target is None:
-                candidate = await self._next_worker()
-                target = ctx.worker(candidate) if candidate else None
+                target = await self._next()
             leg = await self._prepare(target) if target else None
             if target is None or leg is None:
                 await self._give_up()
@@ -380,51 +345,26 @@ class Exchange:
         usage = read_usage(reply.body)
         if usage is None:
             return
-        split = self._handoff is not None
+        split = self._course.handoff is not None
         self._account.whole(usage.completion_tokens, self._account.prefill_done if split else None)
         if not split and usage.prompt_tokens:
             self._ctx.estimate.learn(self._call, usage.prompt_tokens)
 
-    # Choosing the next leg
+    # The next leg
 
-    async def _next_worker(self) -> Candidate | None:
-        """The best worker not tried yet. Once a stream has begun, waits a little for one to come back."""
-        clock = self._ctx.clock
-        began = clock()
-        while True:
-            now = clock()
-            busy = {key for key, again in self._busy.items() if not self._client.started or now < again}
-            picked = self._pick(self._failed | busy)
-            patience = RESUME_BUSY_SECONDS if self._busy else RESUME_SECONDS
-            if picked is not None or not self._client.started or now - began >= patience:
-                return picked
-            await asyncio.sleep(RESUME_POLL_SECONDS)
-
-    def _pick(self, excluded: set[Key]) -> Candidate | None:
-        ctx = self._ctx
-        candidates = ctx.workers.candidates()
-        if self._can_pull():
-            decodes = (c for c in candidates if c.role == "decode")
-            picked = choice.pick_decode(decodes, self._tokens, self._turn, excluded, self._compat_hash)
-            if picked is not None and picked.health == Health.READY:
-                return picked
-        # A busy decode pool is no reason to decode on the prefill pool, unless the client can be told no more.
-        mixed = ctx.settings.both_phases and (self._client.started or not self._decode_busy)
-        mixed = mixed or not self._call.split
-        picked = choice.pick_any(candidates, self._tokens, self._turn, excluded, mixed=mixed)
-        if picked is not None and picked.role != "decode" and self._call.split:
+    async def _next(self) -> Worker | None:
+        worker = await self._course.next_worker(lambda: self._client.started)
+        if worker is not None and worker.role != "decode" and self._call.split:
             self._account.degraded("no_decode")
-        return picked
-
-    def _can_pull(self) -> bool:
-        """Whether a decode leg still gives what the client lacks: no token of a decode worker is out."""
-        return self._handoff is not None and self._late_ids == 0 and not (self._late_events and self._delivered.content)
+        return worker
 
     async def _prepare(self, worker: Worker) -> Leg | None:
         """The leg for this worker, once nothing the worker holds for us stands in its way."""
-        leg = self._leg_for(worker)
+        leg = self._course.leg_for(worker)
         if leg is None or leg.name == "decode":
-            self._reservation.used(worker)
+            if not self._reservation.used(worker) and leg is not None:
+                # Without a slot it may have to queue there first.
+                leg = replace(leg, first_byte=self._ctx.settings.prefill_timeout)
             return leg
         await self._reservation.drop()
         if self._lease_at is not None:
@@ -436,27 +376,6 @@ class Exchange:
             else:
                 self._ctx.background(cancelling)
         return leg
-
-    def _leg_for(self, worker: Worker) -> Leg | None:
-        call, delivered, settings = self._call, self._delivered, self._ctx.settings
-        report = worker.report
-        if self._can_pull() and report is not None and report.compat_hash == self._compat_hash:
-            assert self._handoff is not None
-            body = call.decode(self._handoff.raw)
-            return Leg("decode", call.path, body, settings.handoff_timeout, Counter({0: self._late_events}))
-        params = self._handoff.params if self._handoff else None
-        if delivered.ids and params is not None and params.prompt_tokens is not None:
-            body = call.resume(
-                created=params.created or delivered.created or 0,
-                prompt_tokens=params.prompt_tokens,
-                cached_tokens=params.cached_tokens or 0,
-                output_ids=delivered.ids,
-            )
-            return Leg("continue", paths.CONTINUE, body, settings.prefill_timeout)
-        if delivered.content and not delivered.ids and not call.several:
-            # Text of an engine that tells no token ids is out: nothing says that another run gives the same.
-            return None
-        return Leg("plain", call.path, call.plain(), settings.prefill_timeout, Counter(delivered.by_index))
 
     async def _leg_refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply) -> bool:
         """A leg answered with an error; True when that is the client's answer."""
@@ -470,7 +389,7 @@ class Exchange:
 
     def _lost(self, worker: Worker, key: Key, leg: str, reason: str) -> None:
         """A worker failed this request: it is not tried again, unless it restarts."""
-        self._failed.add(key)
+        self._course.lost(key)
         self._account.retry(leg, reason, worker.name)
         if leg == "prefill" and self._lease_at is worker:
             self._lease_at = None
@@ -480,10 +399,9 @@ class Exchange:
     def _turned_down(self, worker: Worker, key: Key, leg: str, reply: Reply) -> None:
         self._account.retry(leg, f"status_{reply.status}", worker.name)
         if reply.status in BUSY:
-            self._decode_busy |= worker.role == "decode"
-            self._busy[key] = self._ctx.clock() + min(1.0, _retry_after(reply))
+            self._course.busy(worker, key, _retry_after(reply))
         else:
-            self._failed.add(key)
+            self._course.lost(key)
         if self._last_reply is None or reply.status != 503:
             self._last_reply = reply
 
@@ -497,11 +415,11 @@ class Exchange:
         if reply.status in BUSY:
             sent.setdefault(headers.RETRY_AFTER, "1")
         name = worker.name if worker else ""
-        prefill = self._account.prefill_name if self._handoff else name or self._account.prefill_name
-        sent.update(self._own_headers(prefill, name or (self._account.prefill_name if self._handoff else "")))
+        prefill = self._account.prefill_name if self._course.handoff else name or self._account.prefill_name
+        sent.update(self._own_headers(prefill, name or (self._account.prefill_name if self._course.handoff else "")))
         await self._client.respond(reply.status, sent, without_params(reply.body))
         self._account.code = reply.status
-        if reply.status == 200 and self._handoff is not None and self._handoff.finished:
+        if reply.status == 200 and self._course.handoff is not None and self._course.handoff.finished:
             self._note_usage(reply)
         self._account.complete = reply.status == 200
 
@@ -533,7 +451,7 @@ class Exchange:
         self._reservation.abandon(answered=self._account.complete)
         if self._lease_at is not None:
             ctx.background(ctx.cancel_lease(self._lease_at, self._id, self._headers))
-        answers = sum(index >= 0 for index in self._delivered.by_index) if self._call.several else 1
+        answers = sum(index >= 0 for index in self._course.delivered.by_index) if self._call.several else 1
         self._account.close(answers)
 
 

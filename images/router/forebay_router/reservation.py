@@ -60,15 +60,19 @@ class Reservation:
         now = self._ctx.clock()
         return worker.key == key and worker.health(now) < Health.LOADING and now < self._until
 
-    def used(self, worker: Worker) -> None:
-        """The decode leg goes to `worker`: its slot becomes the request; a slot elsewhere is given back."""
+    def used(self, worker: Worker) -> bool:
+        """The decode leg goes to `worker`: its slot becomes the request; a slot elsewhere is given back.
+
+        False when `worker` kept none.
+        """
         holder, self._holder = self._holder, None
         if holder is None:
-            return
+            return False
         if holder[0] is worker:
             self._spent = worker
-        else:
-            self._give_back(holder[0])
+            return True
+        self._give_back(holder[0])
+        return False
 
     async def drop(self) -> None:
         """Stop asking and give back what is held; done when this returns."""
