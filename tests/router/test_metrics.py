@@ -1,0 +1,75 @@
+"""Design section 6's definitions, and histograms that attainment can be read off."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from forebay_router import metrics
+from forebay_router.metrics import Histogram, RouterMetrics
+
+
+@pytest.mark.parametrize(
+    ("code", "ttft", "tpot", "attainment"),
+    [
+        (200, 0.9, 0.03, 1.0),
+        (200, 1.1, 0.03, 0.0),
+        (200, 0.9, 0.05, 0.0),
+        (200, 0.9, None, 1.0),  # one token: TPOT is met
+        (429, None, None, 0.0),
+        (503, None, None, 0.0),
+        (504, 0.1, None, 0.0),
+        (400, None, None, None),
+        (404, None, None, None),
+        (499, 0.1, None, None),
+    ],
+)
+def test_attainment(code: int, ttft: float | None, tpot: float | None, attainment: float | None) -> None:
+    counted = RouterMetrics(1.0, 0.04)
+    counted.finished(0.0, "/v1/completions", code, ttft, tpot)
+    assert counted.window(1.0)["attainment"] == attainment
+
+
+def test_window_moves_on() -> None:
+    counted = RouterMetrics(1.0, 0.04)
+    for second in range(100):
+        counted.finished(float(second), "p", 200, second / 100, 0.01)
+    window = counted.window(100.0)
+    assert window["requests"] == 60
+    assert window["ttft_p95_ms"] == 960.0  # nearest rank of 0.40 .. 0.99
+    empty = counted.window(1000.0)
+    assert (empty["requests"], empty["ttft_p95_ms"], empty["attainment"]) == (0, None, None)
+
+
+def test_edges_bracket_the_objective() -> None:
+    counted = RouterMetrics(2.0, 0.04)
+    assert counted.ttft.edges == (1.0, 1.6, 2.0, 2.5, 4.0)
+    assert counted.itl.edges == pytest.approx((0.02, 0.032, 0.04, 0.05, 0.08))
+
+
+def test_a_value_on_an_edge_is_within() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (1.0, 1.5, 2.0, 3.0):
+        histogram.observe(value)
+    assert histogram.buckets() == [("1.0", 1), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.sum == 7.5
+
+
+def test_text_is_prometheus() -> None:
+    counted = RouterMetrics(1.0, 0.04)
+    counted.finished(0.0, "/v1/chat/completions", 200, 0.7, 0.02)
+    counted.itl.observe(0.0, 3)
+    counted.degraded["no_decode"] += 1
+    counted.retries[("prefill", "reset")] += 2
+    text = metrics.text(metrics.exporter(counted)).decode()
+    samples = {
+        (s.name, *sorted(s.labels.items())): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+    assert samples[("forebay_router_requests_total", ("code", "200"), ("path", "/v1/chat/completions"))] == 1
+    assert samples[("forebay_router_retries_total", ("leg", "prefill"), ("reason", "reset"))] == 2
+    assert samples[("forebay_router_inter_token_latency_seconds_count",)] == 3
+    assert samples[("forebay_router_time_to_first_token_seconds_bucket", ("le", "0.5"))] == 0
+    assert samples[("forebay_router_time_to_first_token_seconds_bucket", ("le", "0.8"))] == 1
+    assert samples[("forebay_router_degraded_total", ("kind", "no_decode"))] == 1
