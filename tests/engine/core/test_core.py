@@ -19,6 +19,8 @@ from forebay_engine.errors import ModelError
 from forebay_engine.executor.simulated import SimulatedExecutor
 from forebay_engine.executor.tags import expected_tokens
 from forebay_engine.settings import WorkerSettings
+from forebay_engine.transfer.base import TransferError
+from forebay_engine.transfer.puller import PullResult
 from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams
 from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
 from support.cluster import until
@@ -214,6 +216,74 @@ async def test_a_released_reservation_is_free_at_once(kind):
     async with running(kind) as core:
         assert (await core.reserve(ReserveRequest("r", "127.0.0.1", 1, prompt_tokens=100, ttl_seconds=60))).admitted
         await core.release("r")
+        await idle(core)
+
+
+@pytest.mark.parametrize("unsettled", [False, True])
+async def test_blocks_that_a_stuck_read_may_still_write_to_are_never_used_again(monkeypatch, unsettled):
+    async with running("local") as core:
+        expected = expected_tokens(PROMPT, 20)
+
+        async def stuck(source, remote_blocks, local_blocks):
+            return PullResult(False, "planted", 0, 0.0, unsettled)
+
+        monkeypatch.setattr(core._service, "pull", stuck)
+        source = PullSource("p", "stuck", "127.0.0.1", 1, [0, 1, 2, 3], len(PROMPT), 1, core.info.compat_hash, 30.0)
+        tokens, _ = await collect(core, EngineRequest("stuck", PROMPT, GREEDY, output_ids=expected[:1], pull=source))
+        assert tokens == expected[1:]
+        lost = 4 if unsettled else 0
+
+        async def free() -> bool:
+            return core.stats.free_blocks == core.stats.total_blocks - lost
+
+        await until(free, "all but the doubtful blocks are free", 5)
+
+
+async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypatch):
+    async with running("local") as core:
+        reading = asyncio.Event()
+
+        async def follow(request, blocks, pulled):
+            reading.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise TransferError("planted", unsettled=True) from None
+
+        monkeypatch.setattr(core._service, "follow", follow)
+        reserve = ReserveRequest("ahead", "127.0.0.1", 1, prompt_tokens=len(PROMPT), ttl_seconds=30)
+        assert (await core.reserve(reserve)).admitted
+        await reading.wait()
+        tokens, _ = await collect(core, EngineRequest("ahead", PROMPT, GREEDY))
+        assert tokens == expected_tokens(PROMPT, 20)
+
+        async def free() -> bool:
+            return core.stats.free_blocks == core.stats.total_blocks - 4
+
+        await until(free, "its four blocks are set aside", 5)
+
+
+async def test_a_decode_leg_given_up_while_settling_leaves_no_reservation(monkeypatch):
+    async with running("local") as core:
+        ending = asyncio.Event()
+        may_end = asyncio.Event()
+
+        async def follow(request, blocks, pulled):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await may_end.wait()  # a read that has yet to land
+
+        monkeypatch.setattr(core._service, "follow", follow)
+        reserve = ReserveRequest("left", "127.0.0.1", 1, prompt_tokens=len(PROMPT), ttl_seconds=30)
+        assert (await core.reserve(reserve)).admitted
+        await asyncio.sleep(0)
+        leg = asyncio.create_task(collect(core, EngineRequest("left", PROMPT, GREEDY)))
+        await ending.wait()
+        leg.cancel()
+        await asyncio.gather(leg, return_exceptions=True)
+        may_end.set()
         await idle(core)
 
 

@@ -12,6 +12,8 @@ from forebay_engine.types import Abort, EngineRequest, Reserve, SetDraining
 class PullDone:
     request_id: str
     ok: bool
+    unsettled: bool = False
+    """A read may still be landing in the blocks: they must never be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class ReserveBlocks:
 @dataclass(frozen=True, slots=True)
 class ReleaseReservation:
     request_id: str
+    unsettled: bool = False
+    """As in PullDone."""
 
 
 @dataclass(frozen=True, slots=True)

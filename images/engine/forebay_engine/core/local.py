@@ -14,17 +14,15 @@ from typing import Any
 from forebay_engine.core.commands import (
     BlocksExpired,
     BlocksFreed,
-    EarlyPulled,
     PullDone,
-    ReleaseReservation,
-    ReserveBlocks,
 )
 from forebay_engine.core.handle import CoreDied, CoreInfo, CoreStats
+from forebay_engine.core.reservations import Reservations
 from forebay_engine.core.step_loop import StepLoop
 from forebay_engine.core.streams import Event, RequestStreams
 from forebay_engine.scheduler import PullOrder
 from forebay_engine.transfer.service import TransferService
-from forebay_engine.types import Abort, EngineRequest, Reserve, SetDraining
+from forebay_engine.types import Abort, EngineRequest, SetDraining
 from forebay_wire.messages import (
     CompleteResponse,
     Handshake,
@@ -37,9 +35,6 @@ from forebay_wire.messages import (
 )
 
 log = logging.getLogger(__name__)
-
-RESERVE_REPLY_SECONDS = 1.0
-"""A reservation is answered between two steps; a step longer than this refuses it, and the router asks elsewhere."""
 
 
 @dataclass(slots=True)
@@ -78,15 +73,6 @@ class LoopOutbox:
         self._call(self._core.fail_all, cause)
 
 
-@dataclass(slots=True)
-class Reservation:
-    """Blocks kept for a decode leg to come, and how many of them were filled ahead of it, under which lease epoch."""
-
-    task: asyncio.Task[None] | None = None
-    epoch: int = 0
-    pulled: int = 0
-
-
 class LocalCore:
     """core/handle.py: CoreHandle."""
 
@@ -95,7 +81,6 @@ class LocalCore:
         self._streams = RequestStreams(self.abort)
         self._sink: Callable[[list[Event]], None] = self._streams.deliver
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reservations: dict[str, Reservation] = {}
         self._stats = CoreStats()
         self._dead: CoreDied | None = None
         self._on_stats: Callable[[CoreStats], None] | None = None
@@ -106,6 +91,7 @@ class LocalCore:
         self._parts = await loop.run_in_executor(None, self._make_parts)
         self._service = self._parts.make_service(self._blocks_freed, self._blocks_expired)
         self._steps = self._parts.make_loop(LoopOutbox(self, loop), self._service)
+        self._reservations = Reservations(self._service, self._steps.send)
         await self._service.start()
         self._steps.start()
         return self._parts.info
@@ -113,6 +99,7 @@ class LocalCore:
     async def close(self) -> None:
         if not hasattr(self, "_steps"):
             return
+        await self._reservations.close()
         await asyncio.get_running_loop().run_in_executor(None, self._steps.stop)
         for task in list(self._tasks):
             task.cancel()
@@ -135,9 +122,9 @@ class LocalCore:
     async def _prepare(self, request: EngineRequest) -> EngineRequest:
         """Settle what was pulled ahead, and start the heartbeats: the lease must outlive our own queue."""
         source = request.pull
+        await self._reservations.settle(request.request_id, source.epoch if source is not None else None)
         if source is None:
             return request
-        await self._settle_reservation(request.request_id, source.epoch)
         if source.engine_id == self._parts.info.engine_id:
             # The blocks are our own: give the lease back and find them again through the prefix cache.
             self._service.complete(LeaseRef(request_id=source.request_id, epoch=source.epoch))
@@ -181,79 +168,11 @@ class LocalCore:
 
     async def reserve(self, request: ReserveRequest) -> ReserveResponse:
         self._check()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[int] | None] = loop.create_future()
-
-        def settle(blocks: list[int] | None) -> None:
-            if not answer.done():
-                answer.set_result(blocks)
-            elif blocks is not None:
-                self._steps.send(ReleaseReservation(request.request_id))
-
-        def reply(blocks: list[int] | None) -> None:
-            loop.call_soon_threadsafe(settle, blocks)
-
-        self._steps.send(
-            ReserveBlocks(
-                Reserve(
-                    request.request_id,
-                    request.prefill_host,
-                    request.prefill_port,
-                    request.prompt_tokens,
-                    request.ttl_seconds,
-                ),
-                reply,
-            )
-        )
-        try:
-            blocks = await asyncio.wait_for(answer, RESERVE_REPLY_SECONDS)
-        except TimeoutError:
-            return ReserveResponse(admitted=False, reason="busy with a long step", retry_after_seconds=1.0)
-        if blocks is None:
-            return ReserveResponse(
-                admitted=False,
-                reason=f"no room for {request.prompt_tokens} prompt tokens",
-                retry_after_seconds=1.0,
-            )
-        reservation = Reservation()
-        self._reservations[request.request_id] = reservation
-        reservation.task = self._spawn(self._keep(request, blocks, reservation), "following a prefill")
-        return ReserveResponse(admitted=True)
-
-    async def _keep(self, request: ReserveRequest, blocks: list[int], reservation: Reservation) -> None:
-        """Pull finished chunks into the reserved blocks until the decode leg comes or the reservation's time is up."""
-
-        def pulled(epoch: int, count: int) -> None:
-            reservation.epoch, reservation.pulled = epoch, count
-
-        try:
-            async with asyncio.timeout(request.ttl_seconds):
-                await self._service.follow(request, blocks, pulled)
-                await asyncio.Event().wait()
-        except TimeoutError:
-            log.info("request %s: no decode leg in %.0f s, reservation ends", request.request_id, request.ttl_seconds)
-            del self._reservations[request.request_id]
-            self._steps.send(ReleaseReservation(request.request_id))
+        return await self._reservations.reserve(request)
 
     async def release(self, request_id: str) -> None:
         self._check()
-        if await self._settle_reservation(request_id, None):
-            self._steps.send(ReleaseReservation(request_id))
-
-    async def _settle_reservation(self, request_id: str, epoch: int | None) -> bool:
-        """End the following; what it pulled counts only if it read under `epoch`, the lease's own.
-
-        `follow` returns from cancellation only after its read under way has landed: the blocks are quiet then.
-        """
-        reservation = self._reservations.pop(request_id, None)
-        if reservation is None:
-            return False
-        if reservation.task is not None:
-            reservation.task.cancel()
-            await asyncio.gather(reservation.task, return_exceptions=True)
-        if epoch is not None and reservation.epoch == epoch:
-            self._steps.send(EarlyPulled(request_id, reservation.pulled))
-        return True
+        await self._reservations.release(request_id)
 
     def set_draining(self, draining: bool) -> None:
         if self._dead is None:
@@ -269,15 +188,15 @@ class LocalCore:
             self._spawn(self._pull(order), "pull")
 
     async def _pull(self, order: PullOrder) -> None:
-        ok = False
+        ok = unsettled = False
         try:
             result = await self._service.pull(order.source, order.remote_blocks, order.local_blocks)
-            ok = result.ok
+            ok, unsettled = result.ok, result.unsettled
             if not ok:
                 log.warning("request %s: pull failed, computing the prompt here: %s", order.request_id, result.reason)
         finally:
             self._service.untrack(order.request_id)
-            self._steps.send(PullDone(order.request_id, ok))
+            self._steps.send(PullDone(order.request_id, ok, unsettled))
 
     def take_stats(self, stats: CoreStats) -> None:
         self._stats = stats

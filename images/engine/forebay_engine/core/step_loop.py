@@ -128,8 +128,8 @@ class StepLoop:
                 self._add(command)
             case Abort(request_id=request_id):
                 self._abort(request_id)
-            case PullDone(request_id=request_id, ok=ok):
-                self._scheduler.pull_done(request_id, ok)
+            case PullDone(request_id=request_id, ok=ok, unsettled=unsettled):
+                self._scheduler.pull_done(request_id, ok, unsettled=unsettled)
             case EarlyPulled(request_id=request_id, blocks=count):
                 self._scheduler.early_pulled(request_id, count)
             case BlocksFreed(blocks=blocks):
@@ -140,8 +140,8 @@ class StepLoop:
             case ReserveBlocks(reserve=reserve, reply=reply):
                 # The transfer loop ends reservations: only it knows when no read lands in the blocks any more.
                 reply(self._scheduler.reserve(reserve.request_id, reserve.prompt_tokens, math.inf))
-            case ReleaseReservation(request_id=request_id):
-                self._scheduler.release(request_id)
+            case ReleaseReservation(request_id=request_id, unsettled=unsettled):
+                self._scheduler.release(request_id, unsettled=unsettled)
             case SetDraining():
                 pass  # the server refuses new requests; what runs here finishes
             case Stop():

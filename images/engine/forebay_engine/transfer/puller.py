@@ -163,6 +163,8 @@ class Puller:
         except TransferError as error:
             self._counters.failures[error.reason] += 1
             log.info("request %s: reading ahead stopped: %s", reserve.request_id, error)
+            if error.unsettled:
+                raise
 
     async def _follow(
         self,

@@ -176,6 +176,7 @@ class TransferService:
         `on_progress(epoch, count)`: the first `count` local blocks hold KV read under that epoch; a new epoch begins
         with count 0. What was read counts only if the lease that pull() confirms later has the same epoch. Returns when
         the prefill is leased, gone, out of time (ttl_seconds) or a read failed; when cancelled, after its read is over.
+        Raises only an unsettled TransferError: the local blocks must never be used again.
         """
         await self._puller.follow(reserve, local_blocks, on_progress)
 

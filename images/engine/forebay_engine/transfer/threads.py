@@ -8,9 +8,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from forebay_engine.transfer.base import TransferError
+
 
 async def in_thread(pool: ThreadPoolExecutor, job: Callable[[], None], cancel: threading.Event | None = None) -> None:
-    """Run `job` in the pool. A cancelled caller sets `cancel` and waits all the same: the job writes to memory."""
+    """Run `job` in the pool. A cancelled caller sets `cancel` and waits all the same: the job writes to memory.
+
+    Then raises CancelledError; but an unsettled TransferError goes first, since it says which memory is lost.
+    """
     future = asyncio.get_running_loop().run_in_executor(pool, job)
     try:
         await asyncio.shield(future)
@@ -21,5 +26,7 @@ async def in_thread(pool: ThreadPoolExecutor, job: Callable[[], None], cancel: t
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({future})
         if not future.cancelled():
-            future.exception()  # taken, so that asyncio does not report it
+            error = future.exception()
+            if isinstance(error, TransferError) and error.unsettled:
+                raise error from None
         raise

@@ -1,0 +1,129 @@
+"""Blocks kept for decode legs to come, and filled ahead of them while their prefill still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forebay_engine.core.commands import Command, EarlyPulled, ReleaseReservation, ReserveBlocks
+from forebay_engine.transfer.base import TransferError
+from forebay_engine.transfer.service import TransferService
+from forebay_engine.types import Reserve
+from forebay_wire.messages import ReserveRequest, ReserveResponse
+
+log = logging.getLogger(__name__)
+
+REPLY_SECONDS = 1.0
+"""A reservation is answered between two steps; a step longer than this refuses it, and the router asks elsewhere."""
+
+RETRY_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    following: asyncio.Task[None] = field(init=False)
+    epoch: int = 0
+    pulled: int = 0
+    """The first `pulled` blocks were read under lease epoch `epoch`."""
+
+
+class Reservations:
+    """By request id. A reservation ends by the decode leg, by release(), or by its time; always after its reads."""
+
+    def __init__(self, service: TransferService, send: Callable[[Command], None]) -> None:
+        self._service = service
+        self._send = send
+        self._kept: dict[str, Reservation] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def reserve(self, request: ReserveRequest) -> ReserveResponse:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[int] | None] = loop.create_future()
+
+        def settle(blocks: list[int] | None) -> None:
+            if not answer.done():
+                answer.set_result(blocks)
+            elif blocks is not None:
+                self._send(ReleaseReservation(request.request_id))
+
+        wanted = Reserve(
+            request.request_id, request.prefill_host, request.prefill_port, request.prompt_tokens, request.ttl_seconds
+        )
+        self._send(ReserveBlocks(wanted, lambda blocks: _on_loop(loop, settle, blocks)))
+        try:
+            blocks = await asyncio.wait_for(answer, REPLY_SECONDS)
+        except TimeoutError:
+            return ReserveResponse(False, "busy with a long step", RETRY_SECONDS)
+        if blocks is None:
+            return ReserveResponse(False, f"no room for {request.prompt_tokens} prompt tokens", RETRY_SECONDS)
+        reservation = Reservation()
+        self._kept[request.request_id] = reservation
+        reservation.following = loop.create_task(self._follow(request, blocks, reservation))
+        return ReserveResponse(True)
+
+    async def _follow(self, request: ReserveRequest, blocks: list[int], reservation: Reservation) -> None:
+        """Pull finished chunks, then wait for the decode leg; at the end of its time the reservation goes."""
+
+        def pulled(epoch: int, count: int) -> None:
+            reservation.epoch, reservation.pulled = epoch, count
+
+        unsettled = False
+        try:
+            async with asyncio.timeout(request.ttl_seconds):
+                await self._service.follow(request, blocks, pulled)
+                await asyncio.Event().wait()
+        except TimeoutError:
+            log.info("request %s: no decode leg in %.0f s, reservation ends", request.request_id, request.ttl_seconds)
+        except TransferError as error:
+            unsettled = error.unsettled
+            log.warning("request %s: reading ahead ended: %s", request.request_id, error)
+        # Whoever takes the reservation out of the table ends it: the decode leg may have been first.
+        if self._kept.get(request.request_id) is reservation:
+            del self._kept[request.request_id]
+            self._send(ReleaseReservation(request.request_id, unsettled))
+
+    async def release(self, request_id: str) -> None:
+        """Give the blocks back; returns when no read lands in them any more."""
+        await self.settle(request_id, epoch=None)
+
+    async def settle(self, request_id: str, epoch: int | None) -> None:
+        """End the reading for a decode leg that has come under lease `epoch`; None: the blocks are given back.
+
+        What was read counts only if it was read under that very epoch. Goes on to its end when cancelled: only then may
+        the blocks be used again.
+        """
+        reservation = self._kept.pop(request_id, None)
+        if reservation is None:
+            return
+        ending = asyncio.get_running_loop().create_task(self._end(request_id, reservation, epoch))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            ending.add_done_callback(lambda _: self._send(ReleaseReservation(request_id)))
+            raise
+
+    async def _end(self, request_id: str, reservation: Reservation, epoch: int | None) -> None:
+        reservation.following.cancel()
+        (outcome,) = await asyncio.gather(reservation.following, return_exceptions=True)
+        unsettled = isinstance(outcome, TransferError) and outcome.unsettled
+        if epoch is None or unsettled:
+            self._send(ReleaseReservation(request_id, unsettled))
+        elif reservation.epoch == epoch:
+            self._send(EarlyPulled(request_id, reservation.pulled))
+
+    async def close(self) -> None:
+        for request_id in list(self._kept):
+            await self.release(request_id)
+
+
+def _on_loop(
+    loop: asyncio.AbstractEventLoop, settle: Callable[[list[int] | None], None], blocks: list[int] | None
+) -> None:
+    try:
+        loop.call_soon_threadsafe(settle, blocks)
+    except RuntimeError:  # the loop closed while the step thread was in its last step
+        log.debug("a reservation was answered after the loop had closed")
