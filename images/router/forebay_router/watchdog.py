@@ -10,6 +10,9 @@ from forebay_router.upstream import WorkerFailed
 from forebay_router.workers import Worker
 
 TICK_SECONDS = 0.25
+LATE_SECONDS = 0.5
+"""A tick later than this means that it was this process that stood still: what the workers sent meanwhile is read
+first, and judged with the next tick."""
 
 
 class Guard:
@@ -58,6 +61,7 @@ class Watchdog:
         self._suspect_stall = suspect_stall
         self._guards: set[Guard] = set()
         self._ticker: asyncio.TimerHandle | None = None
+        self._due = 0.0
 
     @contextlib.asynccontextmanager
     async def watch(self, worker: Worker, limit: float) -> AsyncIterator[Guard]:
@@ -79,14 +83,16 @@ class Watchdog:
 
     def _start(self) -> None:
         if self._ticker is None:
+            self._due = self._clock() + TICK_SECONDS
             self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         self._ticker = None
         now = self._clock()
-        for guard in list(self._guards):
-            if not guard.stalled and guard.silent(now, self._suspect_stall):
-                guard.fire(now)
+        if now - self._due < LATE_SECONDS:
+            for guard in list(self._guards):
+                if not guard.stalled and guard.silent(now, self._suspect_stall):
+                    guard.fire(now)
         if self._guards:
             self._start()
 
