@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 MODEL_FILE ?= examples/smollm2.yaml
 
-.PHONY: run test lint bench soak format clean install
+.PHONY: run test lint bench soak format generate clean install
 
 install: $(VENV)/.stamp-installed
 
@@ -32,6 +32,9 @@ lint: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+generate: install
+	$(PY) -m forebay_operator.api.crd > crds/serving.forebay.dev_disaggregatedmodels.yaml
 
 soak: install
 	$(PY) -m pytest tests -m soak

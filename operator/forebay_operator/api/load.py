@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -94,6 +94,22 @@ def load_manifest(text: str, source: str) -> Manifest:
     return Manifest(_validate(content, root, source), others)
 
 
+def from_server(data: Mapping[str, Any]) -> DisaggregatedModel:
+    """The model of an object that the API server gave: of its metadata only name and namespace count.
+
+    Raises SpecError for what the CRD's schema let pass, and for objects older than the schema.
+    """
+    metadata = data.get("metadata", {})
+    source = f"{KIND} {metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
+    kept = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+    manifest = {**{key: data[key] for key in ("apiVersion", "kind", "spec") if key in data}, "metadata": kept}
+    try:
+        return DisaggregatedModel.model_validate(manifest)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    raise SpecError(source, [_problem(detail, None) for detail in details])
+
+
 def _validate(data: dict[str, Any], node: yaml.Node, source: str) -> DisaggregatedModel:
     data.pop("status", None)
     metadata = data.get("metadata")
@@ -124,9 +140,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _problem(detail: ErrorDetails, root: yaml.Node) -> Problem:
+def _problem(detail: ErrorDetails, root: yaml.Node | None) -> Problem:
     path = tuple(step for step in detail["loc"] if step != "[key]")
-    return Problem(_dotted(path), _line(root, path), _message(detail, path))
+    return Problem(_dotted(path), None if root is None else _line(root, path), _message(detail, path))
 
 
 def _dotted(path: Path) -> str:

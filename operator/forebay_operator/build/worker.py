@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from forebay_operator.api import labels
+from forebay_operator.api.fields import plain
 from forebay_operator.api.labels import Pool
 from forebay_operator.api.quantity import format_bytes, parse_bytes
 from forebay_operator.api.source import ModelSource, Scheme
@@ -63,7 +64,7 @@ def worker_template(model: DisaggregatedModel, pool: Pool) -> dict[str, Any]:
     if pool_spec.node_selector:
         pod_spec["nodeSelector"] = dict(pool_spec.node_selector)
     if pool_spec.tolerations:
-        pod_spec["tolerations"] = [dict(toleration) for toleration in pool_spec.tolerations]
+        pod_spec["tolerations"] = [plain(toleration) for toleration in pool_spec.tolerations]
     template: dict[str, Any] = {
         "metadata": {"labels": {**common_labels(model.metadata.name, "worker"), labels.POOL: pool}},
         "spec": pod_spec,
@@ -139,7 +140,7 @@ def _env(spec: DisaggregatedModelSpec, pool: Pool) -> list[dict[str, Any]]:
         if variable.value is not None:
             env.append({"name": variable.name, "value": variable.value})
         else:
-            env.append({"name": variable.name, "valueFrom": variable.value_from})
+            env.append({"name": variable.name, "valueFrom": plain(variable.value_from)})
     return env
 
 

@@ -15,8 +15,16 @@ _IGNORED: tuple[tuple[str, str], ...] = (
     ("spec.router.service_type", "the router listens on this machine"),
     ("spec.prefill.node_selector", "there is one machine"),
     ("spec.prefill.tolerations", "there is one machine"),
+    ("spec.prefill.affinity", "there is one machine"),
+    ("spec.prefill.topology_spread_constraints", "there is one machine"),
+    ("spec.prefill.priority_class_name", "processes have no priority class"),
+    ("spec.prefill.runtime_class_name", "processes have no runtime class"),
     ("spec.decode.node_selector", "there is one machine"),
     ("spec.decode.tolerations", "there is one machine"),
+    ("spec.decode.affinity", "there is one machine"),
+    ("spec.decode.topology_spread_constraints", "there is one machine"),
+    ("spec.decode.priority_class_name", "processes have no priority class"),
+    ("spec.decode.runtime_class_name", "processes have no runtime class"),
     ("spec.transfer.rdma", "processes see the machine's devices as they are"),
     ("spec.scaling.behavior", "there is no autoscaling in local mode yet"),
     ("spec.scaling.metrics", "there is no autoscaling in local mode yet"),
@@ -24,6 +32,7 @@ _IGNORED: tuple[tuple[str, str], ...] = (
     ("spec.scaling.max_gpus", "the number of workers does not change"),
     ("spec.drain.policy", "streams finish where they are"),
     ("spec.rollout", "there are no rollouts in local mode"),
+    ("spec.network_policy", "workers listen on the loopback address alone"),
 )
 
 
