@@ -36,9 +36,8 @@ class _Span:
 
     first: int
     end: int
-    gather: torch.Tensor
-    """int64 [layers, rows]: rows of the arena seen as [-1, block_size * head_size], in order K|V, sequence, head,
-    block."""
+    gather: tuple[torch.Tensor, ...]
+    """By layer, int64: rows of the arena seen as [-1, block_size * head_size], in order K|V, sequence, head, block."""
 
     lengths: list[int]
     padded: int
@@ -132,10 +131,10 @@ class PagedAttention:
             mask = torch.zeros(len(steps), 1, 1, padded, dtype=self.dtype, device=self.device)
             mask.masked_fill_(~seen[:, None, None, :], float("-inf"))
         end = first + sum(len(step.token_ids) for step in steps)
-        return _Span(first, end, rows + self._layer_blocks, lengths, padded, mask)
+        return _Span(first, end, (rows + self._layer_blocks).unbind(), lengths, padded, mask)
 
-    def _write_rows(self, steps: list[SequenceStep]) -> torch.Tensor:
-        """int64 [layers, tokens * 2 * kv_heads]: rows of the arena seen as [-1, head_size], by token, K|V, head."""
+    def _write_rows(self, steps: list[SequenceStep]) -> tuple[torch.Tensor, ...]:
+        """By layer, int64: rows of the arena seen as [-1, head_size], in order token, K|V, head."""
         size = self.layout.block_size
         blocks, slots = [], []
         for step in steps:
@@ -146,13 +145,13 @@ class PagedAttention:
         slot = torch.tensor(slots, device=self.device)[:, None, None]
         rows = (block * self.layout.kv_heads + self._head[None, None, :]) * (2 * self.layout.layers)
         rows = (rows + self._kv[None, :, None]) * size + slot
-        return rows.reshape(1, -1) + self._layer_tokens
+        return (rows.reshape(1, -1) + self._layer_tokens).unbind()
 
 
 class StepAttention:
     """The attention of one planned step: model/network.py's Attention."""
 
-    def __init__(self, owner: PagedAttention, spans: list[_Span], write: torch.Tensor) -> None:
+    def __init__(self, owner: PagedAttention, spans: list[_Span], write: tuple[torch.Tensor, ...]) -> None:
         self._owner = owner
         self._spans = spans
         self._write = write
@@ -164,8 +163,8 @@ class StepAttention:
         new = qkv[: self._tokens, owner.heads :].reshape(-1, head_size)
         owner.token_rows.index_copy_(0, self._write[layer], new)
         out = owner.scratch("out", (rows, owner.heads, head_size), owner.dtype)
-        if rows > self._tokens:
-            out[self._tokens :].zero_()
+        if layer == 0 and rows > self._tokens:
+            out[self._tokens :].zero_()  # and stays so: no layer writes there
         for span in self._spans:
             kv = self._gather(layer, span)
             q, into = qkv[span.first : span.end, : owner.heads], out[span.first : span.end]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from forebay_engine.model.linear import GatedMLP, Linear, make_gated_mlp, make_linear, min_rows
+from forebay_engine.model.norm import RMSNorm
 from forebay_engine.model.rope import Rotation, inverse_frequencies
 from forebay_engine.model.spec import ModelSpec
 from forebay_engine.model.weights import WeightFiles
@@ -30,12 +31,12 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: torch.Tensor
+    input_norm: RMSNorm
     qkv: Linear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
     out: Linear
-    mlp_norm: torch.Tensor
+    mlp_norm: RMSNorm
     mlp: GatedMLP
     down: Linear
 
@@ -53,7 +54,7 @@ class Network:
         with WeightFiles(folder) as files, torch.inference_mode():
             loader = _Loader(files, spec, dtype, device)
             self._layers = [loader.layer(i) for i in range(spec.layers)]
-            self._norm = loader.vector("model.norm.weight", spec.hidden)
+            self._norm = loader.norm("model.norm.weight", spec.hidden)
             head = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
             self._head = make_linear(loader.matrix(head, spec.vocab_size, spec.hidden))
         with WeightFiles(folder) as files:
@@ -74,18 +75,17 @@ class Network:
             token_ids, positions = F.pad(token_ids, (0, missing)), F.pad(positions, (0, missing))
         rows = token_ids.shape[0]
         rotation = Rotation(self._inverse, positions, self.dtype)
-        width, rotated = (spec.hidden,), spec.heads + spec.kv_heads
+        rotated = spec.heads + spec.kv_heads
         x = F.embedding(token_ids, self._embedding).to(self.dtype)
         for index, layer in enumerate(self._layers):
-            normed = F.rms_norm(x, width, layer.input_norm, spec.rms_eps)
-            qkv = layer.qkv(normed).view(rows, -1, spec.head_size)
+            qkv = layer.qkv(layer.input_norm(x)).view(rows, -1, spec.head_size)
             if layer.q_norm is not None and layer.k_norm is not None:
-                self._norm_heads_(qkv[:, : spec.heads], layer.q_norm)
-                self._norm_heads_(qkv[:, spec.heads : rotated], layer.k_norm)
+                q, k = qkv[:, : spec.heads], qkv[:, spec.heads : rotated]
+                q.copy_(layer.q_norm(q))
+                k.copy_(layer.k_norm(k))
             rotation.apply_(qkv[:, :rotated])
             x = layer.out.plus(attention(index, qkv), x)
-            normed = F.rms_norm(x, width, layer.mlp_norm, spec.rms_eps)
-            x = layer.down.plus(layer.mlp(normed), x)
+            x = layer.down.plus(layer.mlp(layer.mlp_norm(x)), x)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -93,11 +93,7 @@ class Network:
         rows = hidden.shape[0]
         if rows < self.min_rows:
             hidden = F.pad(hidden, (0, 0, 0, self.min_rows - rows))
-        normed = F.rms_norm(hidden, (self.spec.hidden,), self._norm, self.spec.rms_eps)
-        return self._head(normed)[:rows].float()
-
-    def _norm_heads_(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        x.copy_(F.rms_norm(x, (self.spec.head_size,), weight, self.spec.rms_eps))
+        return self._head(self._norm(hidden))[:rows].float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +110,9 @@ class _Loader:
         # Cloned, or a float32 vector would keep its whole file mapped.
         return self.files.get(name, (size,)).to(self.device, self.dtype, copy=True)
 
+    def norm(self, name: str, size: int) -> RMSNorm:
+        return RMSNorm(self.vector(name, size), self.spec.rms_eps)
+
     def layer(self, index: int) -> _Layer:
         spec, at = self.spec, f"model.layers.{index}"
         q, kv = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
@@ -127,15 +126,15 @@ class _Loader:
             for name in ("gate", "up")
         )
         return _Layer(
-            input_norm=self.vector(f"{at}.input_layernorm.weight", spec.hidden),
+            input_norm=self.norm(f"{at}.input_layernorm.weight", spec.hidden),
             qkv=make_linear(qkv, qkv_bias),
-            q_norm=self.vector(f"{at}.self_attn.q_norm.weight", spec.head_size) if spec.qk_norm else None,
-            k_norm=self.vector(f"{at}.self_attn.k_norm.weight", spec.head_size) if spec.qk_norm else None,
+            q_norm=self.norm(f"{at}.self_attn.q_norm.weight", spec.head_size) if spec.qk_norm else None,
+            k_norm=self.norm(f"{at}.self_attn.k_norm.weight", spec.head_size) if spec.qk_norm else None,
             out=make_linear(
                 self.matrix(f"{out}.weight", spec.hidden, q),
                 self.vector(f"{out}.bias", spec.hidden) if spec.o_bias else None,
             ),
-            mlp_norm=self.vector(f"{at}.post_attention_layernorm.weight", spec.hidden),
+            mlp_norm=self.norm(f"{at}.post_attention_layernorm.weight", spec.hidden),
             mlp=make_gated_mlp(gate, up, gate_bias, up_bias),
             down=make_linear(
                 self.matrix(f"{mlp}.down_proj.weight", spec.hidden, spec.intermediate),

@@ -42,10 +42,10 @@ class Rotation:
         cos, sin = angles.cos(), angles.sin()
         self._half = inverse.shape[0]
         self._cos = torch.cat((cos, cos), dim=-1).to(dtype)[:, None, :]
-        # rotate_half(x) * sin is x rolled by half a head, times sin with its first half negated.
+        # rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated.
         self._sin = torch.cat((-sin, sin), dim=-1).to(dtype)[:, None, :]
 
     def apply_(self, x: torch.Tensor) -> None:
         """Rotate x [n, heads, head_size] in place."""
-        rolled = torch.roll(x, self._half, dims=-1)
-        x.mul_(self._cos).addcmul_(rolled, self._sin)
+        swapped = x.unflatten(-1, (2, self._half)).flip(-2).view(x.shape)
+        x.mul_(self._cos).addcmul_(swapped, self._sin)
