@@ -1,0 +1,255 @@
+"""Children by server-side apply: one field manager, nothing of others' adopted, nothing written twice.
+
+A child is ours when its controller is the model's very object (by uid). An object of a child's name that is not is left
+alone and reported; so is one whose owner has the same name but is another object, which is being collected.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from forebay_operator.api import labels
+from forebay_operator.kube import Conflict, Kube, NotFound, Object, Resource, resource_of
+
+_NOT_OURS: Final = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/")
+"""Annotations that others keep on our children."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The model that children belong to."""
+
+    name: str
+    namespace: str
+    uid: str
+
+    def reference(self) -> dict[str, Any]:
+        return {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+    def owns(self, obj: Mapping[str, Any]) -> bool:
+        references = obj["metadata"].get("ownerReferences") or []
+        return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
+
+    def preceded(self, obj: Mapping[str, Any]) -> bool:
+        """Whether `obj` belongs to an earlier model of this name. The garbage collector takes it."""
+        references = obj["metadata"].get("ownerReferences") or []
+        return any(
+            reference.get("controller")
+            and reference.get("kind") == labels.KIND
+            and reference.get("name") == self.name
+            and reference.get("uid") != self.uid
+            for reference in references
+        )
+
+
+class Result(StrEnum):
+    CREATED = "created"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    """Applied, and the server found nothing to change."""
+
+    CACHED = "cached"
+    """Not sent: nothing has changed on either side since it was last applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    result: Result
+    live: Object | None
+    """None when the cache answered."""
+
+    taken_from: tuple[str, ...] = ()
+    """`manager: field` for each field of ours that somebody else had changed."""
+
+
+class ForeignObject(Exception):
+    """An object of a child's name belongs to somebody else."""
+
+    def __init__(self, obj: Mapping[str, Any]) -> None:
+        meta = obj["metadata"]
+        controller = next((r for r in meta.get("ownerReferences") or [] if r.get("controller")), None)
+        whose = f"is controlled by {controller['kind']} {controller['name']}" if controller else "has no controller"
+        self.object = f"{obj['kind']} {meta.get('namespace', '')}/{meta['name']}"
+        self.remedy = f"{whose} and is not this model's; rename the model, or delete the object if nobody needs it"
+        super().__init__(f"{self.object} {self.remedy}")
+
+
+Key = tuple[str, str, str, str]
+
+
+def key_of(obj: Mapping[str, Any]) -> Key:
+    meta = obj["metadata"]
+    return (obj["apiVersion"], obj["kind"], meta.get("namespace", ""), meta["name"])
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def fingerprint(obj: Mapping[str, Any]) -> str:
+    """Changes when somebody changes what an object says, not when its status or its bookkeeping moves on."""
+    meta = obj["metadata"]
+    annotations = {k: v for k, v in (meta.get("annotations") or {}).items() if not k.startswith(_NOT_OURS)}
+    said = {key: value for key, value in obj.items() if key not in ("metadata", "status", "apiVersion", "kind")}
+    kept = [meta.get("uid"), meta.get("labels"), annotations, meta.get("ownerReferences")]
+    # A terminating object must be seen as another one: it is not there to stay.
+    return digest([said, kept, meta.get("deletionTimestamp") is not None])
+
+
+class ApplyCache:
+    """What was applied last and what it looked like then. Lost on restart, which costs one apply per child."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, tuple[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def hit(self, key: Key, intent: str) -> bool:
+        held = self._entries.get(key)
+        return held is not None and held[0] == intent
+
+    def store(self, key: Key, intent: str, live: Mapping[str, Any]) -> None:
+        self._entries[key] = (intent, fingerprint(live))
+
+    def seen(self, obj: Mapping[str, Any]) -> bool:
+        """An object was read or watched; drops the entry when somebody has changed it since. True when that is so."""
+        key = key_of(obj)
+        held = self._entries.get(key)
+        if held is None or held[1] == fingerprint(obj):
+            return False
+        del self._entries[key]
+        return True
+
+    def drop(self, key: Key) -> bool:
+        return self._entries.pop(key, None) is not None
+
+    def forget(self, namespace: str, names: set[str]) -> None:
+        """Drop a model's entries; `names` are its children's."""
+        for key in [key for key in self._entries if key[2] == namespace and key[3] in names]:
+            del self._entries[key]
+
+    def names(self) -> set[Key]:
+        return set(self._entries)
+
+
+class Applier:
+    def __init__(self, kube: Kube, cache: ApplyCache) -> None:
+        self._kube = kube
+        self.cache = cache
+
+    async def apply(self, desired: Object, owner: Owner, *, locked: str | None = None) -> Applied:
+        """Make the API hold `desired`, an object without nulls. Raises ForeignObject and ApiError.
+
+        `locked`: a resourceVersion that the live object must still have (Conflict when not).
+        """
+        resource = resource_of(desired)
+        intent = owned(desired, owner)
+        key, hashed = key_of(intent), digest(intent)
+        if self.cache.hit(key, hashed):
+            return Applied(Result.CACHED, None)
+        try:
+            live: Object | None = await self._kube.get(resource, owner.namespace, intent["metadata"]["name"])
+        except NotFound:
+            live = None
+        applied = await (
+            self._create(resource, intent, owner)
+            if live is None
+            else self._change(resource, intent, owner, live, locked)
+        )
+        if applied.live is not None:
+            self.cache.store(key, hashed, applied.live)
+        return applied
+
+    async def _create(self, resource: Resource, intent: Object, owner: Owner) -> Applied:
+        # Without force: should somebody create the object right now, values that differ are a Conflict and not a loss.
+        made = await self._kube.apply(resource, intent, force=False)
+        return Applied(Result.CREATED, made)
+
+    async def _change(
+        self, resource: Resource, intent: Object, owner: Owner, live: Object, locked: str | None
+    ) -> Applied:
+        if not owner.owns(live):
+            if owner.preceded(live):
+                raise Conflict(f"apply {live['kind']} {live['metadata']['name']}", 409, "Collected",
+                               "it belongs to a deleted model of the same name and is about to go")  # fmt: skip
+            raise ForeignObject(live)
+        taken = foreign_changes(intent, live)
+        # The uid makes sure that what was checked is what is written.
+        metadata = {**intent["metadata"], "uid": live["metadata"]["uid"]}
+        if locked is not None:
+            metadata["resourceVersion"] = locked
+        after = await self._kube.apply(resource, {**intent, "metadata": metadata}, force=True)
+        same = after["metadata"].get("resourceVersion") == live["metadata"].get("resourceVersion")
+        return Applied(Result.UNCHANGED if same else Result.CHANGED, after, taken)
+
+    async def check(self, desired: Object, owner: Owner) -> None:
+        """A dry run: raises Invalid or Forbidden when the API server or an admission webhook would refuse `desired`."""
+        await self._kube.apply(resource_of(desired), owned(desired, owner), force=True, dry_run=True)
+
+    async def remove(self, obj: Object, owner: Owner) -> bool:
+        """Delete a child that should not be there any more; False when it is not ours or gone already."""
+        if not owner.owns(obj) or obj["metadata"].get("deletionTimestamp"):
+            return False
+        self.cache.drop(key_of(obj))
+        try:
+            await self._kube.delete(
+                resource_of(obj), owner.namespace, obj["metadata"]["name"], uid=obj["metadata"]["uid"]
+            )
+        except NotFound:
+            return False
+        return True
+
+
+def owned(desired: Object, owner: Owner) -> Object:
+    """`desired` in the owner's namespace and with its ownerReference; not the same dicts."""
+    intent = copy.deepcopy(desired)
+    intent["metadata"]["namespace"] = owner.namespace
+    intent["metadata"]["ownerReferences"] = [owner.reference()]
+    return intent
+
+
+def foreign_changes(intent: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
+    """Fields that `intent` sets, with another value in `live` that a manager other than ours put there."""
+    found: list[str] = []
+    for entry in live["metadata"].get("managedFields") or []:
+        if entry.get("manager") == labels.FIELD_MANAGER or entry.get("subresource"):
+            continue
+        for path in _leaves(entry.get("fieldsV1") or {}, ()):
+            wanted, there = _at(intent, path), _at(live, path)
+            if wanted is not None and wanted != there:
+                found.append(f"{entry.get('manager')}: {'.'.join(path)}")
+    return tuple(sorted(found)[:16])
+
+
+def _leaves(fields: Mapping[str, Any], path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Paths of plain fields; list items (`k:`, `v:`) are looked into no further than the list."""
+    leaves: list[tuple[str, ...]] = []
+    for key, below in fields.items():
+        if not key.startswith("f:"):
+            continue
+        here = (*path, key[2:])
+        deeper = _leaves(below, here) if below else []
+        leaves += deeper or [here]
+    return leaves
+
+
+def _at(obj: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        if not isinstance(obj, Mapping):
+            return None
+        obj = obj.get(step)
+    return obj
