@@ -1,0 +1,70 @@
+"""A worker's orderly leave, recorded in status.operation: what a restarted operator resumes.
+
+The record is written before the first step is taken, and every step is derived from it and from what is seen. So a
+restart between any two writes repeats at most the write that was under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from forebay_operator.api.labels import POOLS, Pool
+
+
+class Cause(StrEnum):
+    SCALE_IN = "ScaleIn"
+    ROLLOUT = "Rollout"
+    """The worker is of an older revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    cause: Cause
+    pool: Pool
+    deployment: str
+    replicas: int
+    """Of the Deployment once the worker has left."""
+
+    pod: str
+    uid: str
+    started: datetime
+    deadline: datetime
+    """Then what still runs on it continues on another worker."""
+
+    def until(self, now: datetime) -> Operation:
+        """The same with a start that is not in the future: the wall clock may have been set back meanwhile."""
+        if now >= self.started:
+            return self
+        return replace(self, started=now, deadline=now + (self.deadline - self.started))
+
+    def to_status(self) -> dict[str, Any]:
+        times = {"started": _text(self.started), "deadline": _text(self.deadline)}
+        return {"kind": "RemoveWorker", **asdict(self), "cause": self.cause.value, **times}
+
+    @staticmethod
+    def from_status(value: Mapping[str, Any] | None) -> Operation | None:
+        """None for none, and for one that this version does not know: the plan then begins anew from what it sees."""
+        if not value or value.get("kind") != "RemoveWorker":
+            return None
+        try:
+            pool = next(pool for pool in POOLS if pool == value["pool"])
+            return Operation(
+                cause=Cause(value["cause"]),
+                pool=pool,
+                deployment=str(value["deployment"]),
+                replicas=int(value["replicas"]),
+                pod=str(value["pod"]),
+                uid=str(value["uid"]),
+                started=datetime.fromisoformat(value["started"]),
+                deadline=datetime.fromisoformat(value["deadline"]),
+            )
+        except (KeyError, TypeError, ValueError, StopIteration):
+            return None
+
+
+def _text(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

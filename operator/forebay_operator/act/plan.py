@@ -1,0 +1,257 @@
+"""From what is seen to the next step of each pool: how many replicas, who is to leave, what is left over. Pure.
+
+A pool has one Deployment per revision. Their replicas are moved one worker at a time: the worker is fenced (no router
+sends it anything new), runs empty, turns NotReady, and then its Deployment's count is lowered. The ReplicaSet then
+takes exactly it, since NotReady pods go first. This makes scale-in, rollout and rollback the same few rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from forebay_operator.act.operation import Cause, Operation
+from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.observe.types import DeploymentView, Observation, PodView
+
+STEP_SECONDS: Final = 0.5
+"""Between two looks while something is under way."""
+
+FRESH_SECONDS: Final = 2.0
+"""A report older than this does not say that a worker is idle."""
+
+SILENCE_SECONDS: Final = 15.0
+"""After its deadline a worker that will not turn NotReady gets so long; then its deletion cost must do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGoal:
+    replicas: int
+    deployment: str
+    """Of the current revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """From the spec."""
+
+    drain: timedelta
+    """Zero: nobody waits for running requests, they continue elsewhere."""
+
+    max_unavailable: int = 1
+    max_surge: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    replicas: Mapping[str, int]
+    """Of each worker Deployment that should be there, the current revisions' always among them."""
+
+    operation: Operation | None = None
+    """To be recorded. Where it differs from the recorded one, that is written before anything else is done."""
+
+    shrink: str | None = None
+    """The Deployment whose count the operation lowers now."""
+
+    fence: str | None = None
+    """Pod to mark as draining."""
+
+    silence: str | None = None
+    """Pod to tell to turn NotReady."""
+
+    release: tuple[str, ...] = ()
+    """Pods that are marked as draining for no reason any more."""
+
+    remove: tuple[str, ...] = ()
+    """Deployments of old revisions without any worker left."""
+
+    again: float | None = None
+    """Seconds until the next look is due, should nothing report itself."""
+
+    waiting: str = ""
+    """What is being waited for, for people."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    replicas: dict[str, int]
+    shrink: str | None = None
+    fence: str | None = None
+    silence: str | None = None
+    waiting: str = ""
+    busy: bool = False
+    remove: list[str] = field(default_factory=list)
+
+
+def plan(
+    observation: Observation,
+    goals: Mapping[Pool, PoolGoal],
+    operation: Operation | None,
+    fenced: frozenset[str],
+    rules: Rules,
+    now: datetime,
+) -> Plan:
+    """`operation` is the recorded one; `fenced` are the workers to which no router sends anything new."""
+    held = {d.name: d.replicas for d in observation.deployments if d.pool is not None}
+    draft = _Draft(dict(held))
+    if operation is not None:
+        operation = _advance(operation.until(now), observation, goals, fenced, draft, now)
+    for pool in POOLS:
+        _grow(observation, pool, goals[pool], rules, draft)
+    if operation is None:
+        # One worker leaves at a time, of both pools together: a shrinking pool can lean on the other.
+        for pool in POOLS:
+            operation = operation or _begin(observation, pool, goals[pool], rules, draft, now)
+    current = {goal.deployment for goal in goals.values()}
+    for view in observation.deployments:
+        if (
+            view.pool is not None
+            and view.name not in current
+            and view.replicas == 0
+            and not _pods_of(observation, view)
+        ):
+            draft.remove.append(view.name)
+            del draft.replicas[view.name]
+    leaving = operation.uid if operation is not None else None
+    marked = (p for p in observation.pods if p.draining and not p.terminating and p.uid != leaving)
+    return Plan(
+        replicas=draft.replicas,
+        operation=operation,
+        shrink=draft.shrink,
+        fence=draft.fence,
+        silence=draft.silence,
+        release=tuple(pod.name for pod in marked),
+        remove=tuple(draft.remove),
+        again=STEP_SECONDS if operation is not None or draft.busy else None,
+        waiting=draft.waiting,
+    )
+
+
+def _advance(
+    operation: Operation,
+    observation: Observation,
+    goals: Mapping[Pool, PoolGoal],
+    fenced: frozenset[str],
+    draft: _Draft,
+    now: datetime,
+) -> Operation | None:
+    """The next step of a recorded operation; None when it is over."""
+    deployment = next((d for d in observation.deployments if d.name == operation.deployment), None)
+    if deployment is None:
+        return None
+    pod = next((p for p in observation.pods if p.uid == operation.uid), None)
+    gone = pod is None or pod.terminating
+    if deployment.replicas <= operation.replicas:
+        if gone or _survived(observation, deployment):
+            return None
+        draft.waiting = f"for {operation.pod} to be taken"
+        return operation
+    if gone:
+        # It left by itself, and its replacement is younger and not ready: the count can follow at once.
+        _shrink(operation, draft)
+        return operation
+    assert pod is not None
+    if not _wanted(operation, observation, goals[operation.pool]):
+        return None
+    late = now >= operation.deadline
+    if not pod.draining:
+        draft.fence = pod.name
+    elif pod.ready and not late and not _idle(pod, fenced):
+        draft.waiting = f"for the requests on {pod.name} to end"
+    elif pod.ready and now < operation.deadline + timedelta(seconds=SILENCE_SECONDS):
+        draft.silence = pod.name
+        draft.waiting = f"for {pod.name} to turn NotReady"
+    else:
+        _shrink(operation, draft)
+    return operation
+
+
+def _shrink(operation: Operation, draft: _Draft) -> None:
+    draft.replicas[operation.deployment] = operation.replicas
+    draft.shrink = operation.deployment
+
+
+def _survived(observation: Observation, deployment: DeploymentView) -> bool:
+    """The ReplicaSet took another pod (one that was pending or broken): there are as many as there should be."""
+    staying = [pod for pod in _pods_of(observation, deployment) if not pod.terminating]
+    return deployment.observed_generation >= deployment.generation and len(staying) <= deployment.replicas
+
+
+def _idle(pod: PodView, fenced: frozenset[str]) -> bool:
+    """Nothing runs on it, nobody will pull KV from it, and nothing new comes."""
+    load, age = pod.load, pod.load_age_seconds
+    if pod.name not in fenced or load is None or age is None or age > FRESH_SECONDS:
+        return False
+    return not (load.running or load.waiting or load.held_blocks or load.waiting_pulls)
+
+
+def _wanted(operation: Operation, observation: Observation, goal: PoolGoal) -> bool:
+    """Whether the worker still has to leave. A spec may have changed meanwhile, also back to the worker's revision."""
+    total = sum(d.replicas for d in observation.deployments if d.pool == operation.pool)
+    return total > goal.replicas or operation.deployment != goal.deployment
+
+
+def _grow(observation: Observation, pool: Pool, goal: PoolGoal, rules: Rules, draft: _Draft) -> None:
+    """Add workers of the current revision: as many as are missing, and the surge while older ones are there."""
+    mine = {d.name for d in observation.deployments if d.pool == pool} | {goal.deployment}
+    current = draft.replicas.setdefault(goal.deployment, 0)
+    old = sum(draft.replicas.get(name, 0) for name in mine) - current
+    limit = goal.replicas + min(rules.max_surge, old)
+    missing = limit - (current + old)
+    # Never more of the current revision than are wanted in the end.
+    draft.replicas[goal.deployment] = max(current, min(current + missing, goal.replicas))
+
+
+def _begin(
+    observation: Observation, pool: Pool, goal: PoolGoal, rules: Rules, draft: _Draft, now: datetime
+) -> Operation | None:
+    """The next worker that has to leave, or None when there is none or it is not its time."""
+    mine = [d for d in observation.deployments if d.pool == pool]
+    if not any(d.name == goal.deployment for d in mine):
+        # The current revision can't be made, or not yet: the running one keeps serving.
+        return None
+    total = sum(draft.replicas[d.name] for d in mine)
+    leaving = [d for d in mine if d.name != goal.deployment and d.replicas > 0]
+    cause = Cause.ROLLOUT
+    if not leaving:
+        if total <= goal.replicas:
+            return None
+        leaving, cause = [d for d in mine if d.name == goal.deployment], Cause.SCALE_IN
+    candidates = [(d, pod) for d in leaving for pod in _pods_of(observation, d) if not pod.terminating]
+    if not candidates:
+        draft.busy = True
+        draft.waiting = f"for the {pool} pods of {leaving[0].name} to appear"
+        return None
+    deployment, pod = min(candidates, key=lambda c: _reluctance(c[1]))
+    serving = sum(p.serving for p in observation.pods if p.pool == pool)
+    if pod.serving and serving - 1 < goal.replicas - rules.max_unavailable:
+        draft.busy = True
+        draft.waiting = f"for {pool} workers to be ready: {serving} of {goal.replicas} are"
+        return None
+    return Operation(
+        cause=cause,
+        pool=pool,
+        deployment=deployment.name,
+        replicas=deployment.replicas - 1,
+        pod=pod.name,
+        uid=pod.uid,
+        started=now,
+        deadline=now + rules.drain,
+    )
+
+
+def _reluctance(pod: PodView) -> tuple[bool, int, int, float, str]:
+    """Who does no work leaves first; of two alike the younger one, whose prefix cache is the smaller loss."""
+    if pod.load is None:
+        # Without a report it may have any amount of work.
+        return (pod.serving, 1, 0, -pod.created_unix, pod.name)
+    load = pod.load
+    requests = load.running + load.waiting
+    return (pod.serving, 0, requests * 10**9 + load.resident_decode_tokens + load.queued_prefill_tokens,
+            -pod.created_unix, pod.name)  # fmt: skip
+
+
+def _pods_of(observation: Observation, deployment: DeploymentView) -> list[PodView]:
+    return [p for p in observation.pods if p.pool == deployment.pool and p.revision == deployment.revision]

@@ -1,0 +1,101 @@
+"""Everything that one reconcile looks at, read from the API server and the routers: one frozen view.
+
+Reads are live, not from a watch's cache: whatever a reconcile decides, it decides on what the API server holds now, and
+a lagging watch can only delay it. The watches (handlers.py) say when to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forebay_operator.api import labels
+from forebay_operator.kube import DEPLOYMENTS, NODES, PODS, REPLICA_SETS, Forbidden, Kube, Object
+from forebay_operator.observe import objects
+from forebay_operator.observe.load import Loads, Workers
+from forebay_operator.observe.problems import problems
+from forebay_operator.observe.types import NodeView, Observation
+
+log = logging.getLogger(__name__)
+
+NODES_SECONDS: Final = 5.0
+"""Nodes are read at most this often, for all models together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    observation: Observation
+    loads: Loads
+    deployments: Mapping[str, Object]
+    """Ours, as read."""
+
+
+@dataclass(slots=True)
+class Nodes:
+    """All nodes, read seldom. None where they may not be read: in namespaced mode."""
+
+    kube: Kube
+    clock: Callable[[], float]
+    readable: bool = True
+    _held: tuple[NodeView, ...] | None = None
+    _read_at: float | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def views(self) -> tuple[NodeView, ...] | None:
+        async with self._lock:
+            if not self.readable or (self._read_at is not None and self.clock() - self._read_at < NODES_SECONDS):
+                return self._held
+            try:
+                self._held = tuple(objects.node_view(node) for node in await self.kube.list(NODES, None))
+            except Forbidden as error:
+                log.info("nodes are not readable, so GPU pinning is not checked: %s", error)
+                self._held, self.readable = None, False
+            self._read_at = self.clock()
+            return self._held
+
+    def changed(self) -> None:
+        self._read_at = None
+
+
+class Gatherer:
+    def __init__(self, kube: Kube, workers: Workers, nodes: Nodes) -> None:
+        self._kube = kube
+        self._workers = workers
+        self._nodes = nodes
+
+    async def gather(self, model: Object) -> Gathered:
+        """Raises ApiError: on half a view nothing is decided."""
+        meta: dict[str, Any] = model["metadata"]
+        namespace, selector = meta["namespace"], f"{labels.MODEL}={meta['name']}"
+        deployments, replica_sets, pods, nodes = await asyncio.gather(
+            self._kube.list(DEPLOYMENTS, namespace, selector=selector),
+            self._kube.list(REPLICA_SETS, namespace, selector=selector),
+            self._kube.list(PODS, namespace, selector=selector),
+            self._nodes.views(),
+        )
+        ours = objects.controlled_by(deployments, [meta["uid"]])
+        sets = objects.controlled_by(replica_sets, [obj["metadata"]["uid"] for obj in ours])
+        mine = objects.controlled_by(pods, [obj["metadata"]["uid"] for obj in sets])
+        workers = [(pod, pool) for pod in mine if (pool := objects.pool_of(pod)) is not None]
+        routers = [pod for pod in mine if objects.pool_of(pod) is None]
+        ready = [pod for pod in routers if objects.is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
+        addresses = sorted(str(pod["status"]["podIP"]) for pod in ready if pod["status"].get("podIP"))
+        loads = await self._workers.loads(addresses) if addresses else Loads()
+        views = []
+        for pod, pool in workers:
+            seen = loads.workers.get(pod["metadata"]["name"])
+            views.append(objects.pod_view(pod, pool, seen.report, seen.age) if seen else objects.pod_view(pod, pool))
+        observation = Observation(
+            generation=meta.get("generation", 0),
+            pods=tuple(sorted(views, key=lambda view: view.name)),
+            deployments=tuple(sorted((objects.deployment_view(d) for d in ours), key=lambda view: view.name)),
+            nodes=nodes,
+            router_ready=len(ready),
+            latency=loads.latency,
+            problems=problems(ours, sets, mine),
+        )
+        return Gathered(observation, loads, {obj["metadata"]["name"]: dict(obj) for obj in ours})
+

@@ -1,0 +1,84 @@
+"""What is wrong with children, read off the objects themselves. Pure.
+
+Messages hold no name, number or time that changes from one retry to the next: they go to status, which is written only
+when it changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from forebay_operator.observe.objects import condition, is_ready, pool_of
+from forebay_operator.observe.types import Problem, ProblemKind
+
+Object = Mapping[str, Any]
+
+_IMAGE: Final = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+_CONFIG: Final = {"CreateContainerConfigError", "CreateContainerError"}
+_NODES_COUNT: Final = re.compile(r"^\d+/(\d+) nodes are available: ")
+_LIMIT: Final = 512
+
+
+def problems(
+    deployments: Iterable[Object], replica_sets: Iterable[Object], pods: Iterable[Object]
+) -> tuple[Problem, ...]:
+    """At most one a child object and kind; equal ones of several pods of a pool are said once."""
+    found: dict[tuple[object, ...], Problem] = {}
+    for obj in (*deployments, *replica_sets):
+        problem = _refused_pods(obj)
+        if problem is not None:
+            found.setdefault((problem.kind, problem.pool, problem.message), problem)
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
+        if pod["metadata"].get("deletionTimestamp") or is_ready(pod):
+            continue
+        problem = _scheduling(pod) or _containers(pod)
+        if problem is not None:
+            found.setdefault((problem.kind, problem.pool, problem.message), problem)
+    return tuple(found.values())
+
+
+def _refused_pods(obj: Object) -> Problem | None:
+    """A controller was refused its pods: by a quota, by pod security, by an admission webhook."""
+    failure = condition(obj, "ReplicaFailure")
+    if failure.get("status") != "True":
+        return None
+    message = str(failure.get("message", ""))
+    kind = ProblemKind.QUOTA_EXCEEDED if "exceeded quota" in message else ProblemKind.REJECTED
+    # The refused pod's name is made up anew each time: `pods "assistant-decode-1a2b-x7k2p" is forbidden: ...`.
+    return _problem(kind, obj, re.sub(r'^pods? "[^"]*" ', "pods ", message))
+
+
+def _scheduling(pod: Object) -> Problem | None:
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False" or scheduled.get("reason") != "Unschedulable":
+        return None
+    message = _NODES_COUNT.sub(r"none of \1 nodes: ", str(scheduled.get("message", "")))
+    if re.search(r'persistentvolumeclaim "[^"]+" not found', message):
+        return _problem(ProblemKind.MISSING_OBJECT, pod, message)
+    return _problem(ProblemKind.UNSCHEDULABLE, pod, message)
+
+
+def _containers(pod: Object) -> Problem | None:
+    status = pod.get("status") or {}
+    for container in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, name = waiting.get("reason", ""), container["name"]
+        if reason in _IMAGE:
+            return _problem(
+                ProblemKind.IMAGE_PULL, pod, f"container {name}: image {container.get('image')} can't be pulled"
+            )
+        if reason in _CONFIG:
+            return _problem(ProblemKind.MISSING_OBJECT, pod, f"container {name}: {waiting.get('message', reason)}")
+        if reason == "CrashLoopBackOff":
+            ended = (container.get("lastState") or {}).get("terminated") or {}
+            why = "" if ended.get("reason") in (None, "Error") else f" ({ended['reason']})"
+            text = f"container {name} ended with exit code {ended.get('exitCode')}{why}; see its log"
+            return _problem(ProblemKind.CRASHING, pod, text)
+    return None
+
+
+def _problem(kind: ProblemKind, obj: Object, message: str) -> Problem:
+    meta = obj["metadata"]
+    return Problem(kind, f"{obj['kind']} {meta.get('namespace', '')}/{meta['name']}", message[:_LIMIT], pool_of(obj))
