@@ -17,7 +17,8 @@ from forebay_operator.api.v1alpha1 import RESERVED_ENV, DisaggregatedModel
 from forebay_operator.build.expand import expand
 from forebay_operator.build.merge import merge
 from forebay_operator.build.names import MAX_NAME, child_name
-from forebay_operator.build.router import router_deployment, router_service
+from forebay_operator.build.router import router_deployment
+from forebay_operator.build.service import router_service
 from forebay_operator.build.worker import worker_deployment, worker_revision
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -117,7 +118,11 @@ def test_the_revision_changes_with_the_template_and_with_nothing_else() -> None:
 def test_every_variable_that_a_container_sets_is_reserved() -> None:
     for source in (model(GPU), example("smollm2.yaml")):
         user = {variable.name for variable in source.spec.engine.env}
-        for deployment in (worker_deployment(source, "decode", replicas=1), router_deployment(source)):
+        for deployment in (
+            worker_deployment(source, "decode", replicas=1),
+            router_deployment(source),
+            router_deployment(source, discovery="File"),
+        ):
             container = deployment["spec"]["template"]["spec"]["containers"][0]
             names = [entry["name"] for entry in container["env"]]
             assert len(names) == len(set(names))

@@ -1,13 +1,15 @@
-"""The router's Deployment and Service."""
+"""The router's Deployment."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from forebay_operator.api import labels
-from forebay_operator.api.v1alpha1 import DisaggregatedModel, DisaggregatedModelSpec
+from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.build import pod
+from forebay_operator.build.deployment import deployment
 from forebay_operator.build.merge import merge_template
+from forebay_operator.build.meta import metadata
 from forebay_operator.build.names import (
     common_labels,
     content_hash,
@@ -16,78 +18,105 @@ from forebay_operator.build.names import (
     token_secret_name,
     workers_map_name,
 )
+from forebay_operator.build.surroundings import NOWHERE, Surroundings
 
 CONTAINER: Final = "router"
 WORKERS_FOLDER: Final = "/etc/forebay/workers"
 API_KEYS_FOLDER: Final = "/etc/forebay/api-keys"
 STARTUP_SECONDS: Final = 60
+PRE_STOP_SECONDS: Final = 5
+"""For kube-proxy on every node to take the router out of its Service."""
+
+Discovery = Literal["Kubernetes", "File"]
+"""How the router learns of its workers. File: a workers file, which local mode writes."""
 
 
-def router_deployment(model: DisaggregatedModel) -> dict[str, Any]:
+def router_deployment(
+    model: DisaggregatedModel, *, surroundings: Surroundings = NOWHERE, discovery: Discovery = "Kubernetes"
+) -> dict[str, Any]:
     """One Deployment for all revisions: a changed template rolls, so its name holds no revision."""
     name = model.metadata.name
-    return pod.deployment(
-        name=router_name(name),
-        namespace=model.metadata.namespace,
-        labels=common_labels(name, "router"),
+    return deployment(
+        metadata=metadata(model, router_name(name), "router"),
         selector=selector(name, "router"),
         replicas=model.spec.router.replicas,
-        template=router_template(model),
+        # A new one is ready before an old one leaves: with one replica too there is always a front door.
+        strategy={"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        template=router_template(model, surroundings=surroundings, discovery=discovery),
     )
 
 
-def router_template(model: DisaggregatedModel) -> dict[str, Any]:
-    spec = model.spec
-    volumes: list[dict[str, Any]] = [
-        pod.token_volume(token_secret_name(model.metadata.name)),
+def router_template(
+    model: DisaggregatedModel, *, surroundings: Surroundings = NOWHERE, discovery: Discovery = "Kubernetes"
+) -> dict[str, Any]:
+    spec, name = model.spec, model.metadata.name
+    volumes: list[dict[str, Any]] = [pod.token_volume(token_secret_name(name)), pod.tmp_volume()]
+    if discovery == "File":
         # Optional: the router may start before the first worker is listed, and waits for the file.
-        {"name": "workers", "configMap": {"name": workers_map_name(model.metadata.name), "optional": True}},
-    ]
+        volumes.append({"name": "workers", "configMap": {"name": workers_map_name(name), "optional": True}})
     keys = spec.router.api_keys_secret_ref
     if keys is not None:
         items = [{"key": keys.key, "path": "keys"}]
         volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
-    template: dict[str, Any] = {
-        "metadata": {"labels": common_labels(model.metadata.name, "router")},
-        "spec": {
-            "terminationGracePeriodSeconds": spec.drain.timeout_seconds + 30,
-            "securityContext": pod.pod_security(),
-            "containers": [router_container(spec)],
-            "volumes": volumes,
-        },
+    pod_spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": spec.drain.timeout_seconds + pod.DRAIN_MARGIN_SECONDS,
+        "securityContext": pod.pod_security(),
+        "enableServiceLinks": False,
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector(name, "router")},
+            }
+        ],
+        "containers": [_container(model, surroundings, discovery)],
+        "volumes": volumes,
     }
+    if discovery == "Kubernetes":
+        pod_spec |= {"serviceAccountName": router_name(name), "automountServiceAccountToken": True}
+    template: dict[str, Any] = {"metadata": {"labels": common_labels(name, "router")}, "spec": pod_spec}
     if spec.router.pod_template is not None:
         template = merge_template(template, spec.router.pod_template)
     template["metadata"]["labels"][labels.REVISION] = content_hash(template)
     return template
 
 
-def router_container(spec: DisaggregatedModelSpec) -> dict[str, Any]:
-    env = [*pod.place_env(), {"name": "WORKERS_FILE", "value": f"{WORKERS_FOLDER}/workers.json"}]
-    mounts = [pod.token_mount(), {"name": "workers", "mountPath": WORKERS_FOLDER, "readOnly": True}]
+def _container(model: DisaggregatedModel, surroundings: Surroundings, discovery: Discovery) -> dict[str, Any]:
+    spec = model.spec
+    env, mounts = pod.place_env(), [pod.token_mount(), pod.tmp_mount()]
+    if discovery == "File":
+        env.append({"name": "WORKERS_FILE", "value": f"{WORKERS_FOLDER}/workers.json"})
+        mounts.append({"name": "workers", "mountPath": WORKERS_FOLDER, "readOnly": True})
+    else:
+        env.append({"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}})
     if spec.router.api_keys_secret_ref is not None:
         env.append({"name": "API_KEYS_FILE", "value": f"{API_KEYS_FOLDER}/keys"})
         mounts.append({"name": "api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True})
     return {
         "name": CONTAINER,
-        "image": pod.image(spec.router.image, "forebay-router"),
+        "image": pod.image(spec.router.image, surroundings.router_image, "forebay-router"),
         "command": ["forebay-router"],
-        "args": router_args(spec),
+        "args": router_args(model, discovery),
         "env": env,
-        "ports": [{"name": "http", "containerPort": pod.PORT, "protocol": "TCP"}],
+        "ports": [pod.http_port()],
         **pod.probes(startup_seconds=STARTUP_SECONDS),
+        **pod.pre_stop(PRE_STOP_SECONDS),
         "resources": {"requests": {"cpu": "1", "memory": "256Mi"}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": pod.container_security(),
         "volumeMounts": mounts,
     }
 
 
-def router_args(spec: DisaggregatedModelSpec) -> list[str]:
-    args = [
-        "--name=$(POD_NAME)",
-        "--host=$(BIND_ADDRESS)",
-        "--port=$(PORT)",
-        "--workers-file=$(WORKERS_FILE)",
+def router_args(model: DisaggregatedModel, discovery: Discovery) -> list[str]:
+    spec = model.spec
+    args = ["--name=$(POD_NAME)", "--host=$(BIND_ADDRESS)", "--port=$(PORT)"]
+    if discovery == "File":
+        args.append("--workers-file=$(WORKERS_FILE)")
+    else:
+        args += ["--kubernetes-namespace=$(POD_NAMESPACE)", f"--kubernetes-model={model.metadata.name}"]
+    args += [
         "--token-file=$(TOKEN_FILE)",
         f"--served-name={spec.model.served_name}",
         f"--fallback={'both-phases' if spec.router.fallback == 'BothPhases' else 'refuse'}",
@@ -98,21 +127,3 @@ def router_args(spec: DisaggregatedModelSpec) -> list[str]:
     if spec.router.api_keys_secret_ref is not None:
         args.append("--api-keys-file=$(API_KEYS_FILE)")
     return args
-
-
-def router_service(model: DisaggregatedModel) -> dict[str, Any]:
-    name = model.metadata.name
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": router_name(name),
-            "namespace": model.metadata.namespace,
-            "labels": common_labels(name, "router"),
-        },
-        "spec": {
-            "type": model.spec.router.service_type,
-            "selector": selector(name, "router"),
-            "ports": [{"name": "http", "port": pod.PORT, "targetPort": "http", "protocol": "TCP"}],
-        },
-    }

@@ -88,6 +88,8 @@ def build_containers(model: DisaggregatedModel, places: Places) -> list[Containe
     sizes = pool_sizes(model)
     ports, gpus = iter(places.worker_ports), iter(places.gpus)
     common = {"POD_IP": LOOPBACK, "BIND_ADDRESS": LOOPBACK, "TOKEN_FILE": places.token_file}
+    # All workers share this machine's ports: any free one, not the range that NetworkPolicies open in a cluster.
+    common["UCX_TCP_PORT_RANGE"] = "0"
     containers: list[Container] = []
     for pool in POOLS:
         deployment = worker_deployment(model, pool, replicas=sizes[pool])
@@ -106,7 +108,7 @@ def build_containers(model: DisaggregatedModel, places: Places) -> list[Containe
         "WORKERS_FILE": places.workers_file,
         "API_KEYS_FILE": places.api_keys_file or "",
     }
-    containers.append(_container(router_deployment(model), ROUTER_CONTAINER, values))
+    containers.append(_container(router_deployment(model, discovery="File"), ROUTER_CONTAINER, values))
     return containers
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,35 +15,11 @@ from forebay_operator.api.load import SpecError, from_server, load_manifest
 from forebay_operator.api.ratio import Ratio
 from forebay_operator.api.scaling import RatioBounds
 from support.admission import admit, evaluate
+from support.manifests import changed
 
 CRD = custom_resource_definition()
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-MINIMAL: dict[str, Any] = {
-    "apiVersion": "serving.forebay.dev/v1alpha1",
-    "kind": "DisaggregatedModel",
-    "metadata": {"name": "m"},
-    "spec": {
-        "model": {"source": "pvc://models/m", "servedName": "m"},
-        "prefill": {"replicas": 1},
-        "decode": {"replicas": 1},
-    },
-}
 BOUNDED = {"prefill.replicas": ..., "decode.replicas": ..., "scaling.prefill": {"minReplicas": 2, "maxReplicas": 4}}
-
-
-def changed(changes: dict[str, Any]) -> dict[str, Any]:
-    """MINIMAL with values set (or, for `...`, removed) by dotted path below spec, or below metadata."""
-    manifest = copy.deepcopy(MINIMAL)
-    for path, value in changes.items():
-        node = manifest if path.startswith("metadata.") else manifest["spec"]
-        *above, last = path.split(".")
-        for step in above:
-            node = node.setdefault(step, {})
-        if value is ...:
-            del node[last]
-        else:
-            node[last] = value
-    return manifest
 
 
 # changes, message of the CEL rule, part of the models' message
@@ -248,12 +223,12 @@ def test_an_object_of_the_api_server_is_read_whatever_its_metadata_holds() -> No
     stored, _ = admit(changed({}), CRD)
     stored["metadata"] |= {"namespace": "1a", "uid": "u", "managedFields": [{}], "annotations": {"a": "x" * 100_000}}
     model = from_server(stored)
-    assert (model.metadata.namespace, model.metadata.name, model.metadata.annotations) == ("1a", "m", {})
+    assert (model.metadata.namespace, model.metadata.name, model.metadata.annotations) == ("1a", "assistant", {})
     stored["spec"]["engine"]["type"] = "VLLM"
     with pytest.raises(SpecError) as caught:
         from_server(stored)
     assert str(caught.value) == (
-        "DisaggregatedModel 1a/m: spec.engine.type: VLLM is not supported yet; use Native or Simulated"
+        "DisaggregatedModel 1a/assistant: spec.engine.type: VLLM is not supported yet; use Native or Simulated"
     )
 
 

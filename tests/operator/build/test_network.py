@@ -1,0 +1,160 @@
+"""NetworkPolicies, judged as a network plugin would: may this pod reach that port of the other?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from forebay_operator.api.v1alpha1 import DisaggregatedModel
+from forebay_operator.build import ports
+from forebay_operator.build.network import router_network_policy, worker_network_policy
+from forebay_operator.build.router import router_template
+from forebay_operator.build.surroundings import Surroundings
+from forebay_operator.build.worker import worker_template
+from support.manifests import make_model
+
+SURROUNDINGS = Surroundings("forebay-system", {"app": "operator"}, "monitoring")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A pod, or with no namespace something outside the cluster's pods (API server, client, DNS cache)."""
+
+    namespace: str | None
+    labels: dict[str, str]
+
+
+def pods(model: DisaggregatedModel) -> dict[str, Host]:
+    def worker(pool: Any) -> Host:
+        return Host("llm", worker_template(model, pool)["metadata"]["labels"])
+
+    foreign = make_model({"metadata.name": "b"})
+    return {
+        "prefill": worker("prefill"),
+        "decode": worker("decode"),
+        "router": Host("llm", router_template(model)["metadata"]["labels"]),
+        "operator": Host("forebay-system", {"app": "operator"}),
+        "impostor": Host("llm", {"app": "operator"}),
+        "prometheus": Host("monitoring", {"any": "thing"}),
+        "neighbour": Host("llm", {"app": "other"}),
+        "foreign worker": Host("llm", worker_template(foreign, "decode")["metadata"]["labels"]),
+        "same model elsewhere": Host("other", worker_template(model, "decode")["metadata"]["labels"]),
+        "outside": Host(None, {}),
+    }
+
+
+def _matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    assert set(selector) <= {"matchLabels"}
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def _peer(peer: dict[str, Any], host: Host, home: str) -> bool:
+    assert set(peer) <= {"podSelector", "namespaceSelector"}
+    if host.namespace is None:
+        return False
+    if "namespaceSelector" in peer:
+        names = {"kubernetes.io/metadata.name": host.namespace}
+        if not _matches(peer["namespaceSelector"], names):
+            return False
+    elif host.namespace != home:
+        return False
+    return _matches(peer.get("podSelector", {}), host.labels)
+
+
+def _allows(rule: dict[str, Any], key: str, host: Host, port: int, protocol: str, home: str) -> bool:
+    opened = "ports" not in rule or any(
+        entry["protocol"] == protocol and entry["port"] <= port <= entry.get("endPort", entry["port"])
+        for entry in rule["ports"]
+    )
+    return opened and (key not in rule or any(_peer(peer, host, home) for peer in rule[key]))
+
+
+def connects(policies: list[dict[str, Any]], source: Host, target: Host, port: int, protocol: str = "TCP") -> bool:
+    """Whether egress of the source and ingress of the target both let the connection through."""
+    for host, other, direction, key in ((source, target, "egress", "to"), (target, source, "ingress", "from")):
+        governing = [
+            policy
+            for policy in policies
+            if host.namespace == policy["metadata"]["namespace"]
+            and _matches(policy["spec"]["podSelector"], host.labels)
+        ]
+        if governing and not any(
+            _allows(rule, key, other, port, protocol, policy["metadata"]["namespace"])
+            for policy in governing
+            for rule in policy["spec"][direction]
+        ):
+            return False
+    return True
+
+
+def policies(model: DisaggregatedModel, surroundings: Surroundings = SURROUNDINGS) -> list[dict[str, Any]]:
+    built = [worker_network_policy(model, surroundings), router_network_policy(model)]
+    assert all(policy is not None for policy in built)
+    return [policy for policy in built if policy is not None]
+
+
+UCX = ports.UCX_TCP_FIRST + 7
+API_SERVER = 6443
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port", "allowed"),
+    [
+        ("router", "prefill", ports.HTTP, True),
+        ("router", "decode", ports.HTTP, True),
+        ("router", "decode", UCX, False),
+        ("prefill", "decode", ports.HTTP, True),
+        ("decode", "prefill", ports.HTTP, True),
+        ("decode", "prefill", UCX, True),
+        ("decode", "decode", ports.UCX_TCP_LAST, True),
+        ("decode", "prefill", ports.UCX_TCP_LAST + 1, False),
+        ("decode", "prefill", 22, False),
+        ("operator", "decode", ports.HTTP, True),
+        ("operator", "decode", UCX, False),
+        ("operator", "router", ports.HTTP, True),
+        ("impostor", "decode", ports.HTTP, False),
+        ("prometheus", "decode", ports.HTTP, True),
+        ("prometheus", "router", ports.HTTP, True),
+        ("neighbour", "decode", ports.HTTP, False),
+        ("neighbour", "router", ports.HTTP, True),
+        ("foreign worker", "decode", ports.HTTP, False),
+        ("foreign worker", "decode", UCX, False),
+        ("same model elsewhere", "decode", UCX, False),
+        ("outside", "decode", ports.HTTP, False),
+        ("outside", "router", ports.HTTP, True),
+        ("outside", "router", 9000, False),
+        ("router", "outside", API_SERVER, True),
+        ("router", "outside", 53, True),
+        ("router", "outside", 80, False),
+        ("decode", "outside", API_SERVER, False),
+        ("decode", "outside", 443, False),
+        ("decode", "outside", 53, True),
+        ("decode", "router", ports.HTTP, False),
+    ],
+)
+def test_who_reaches_whom(source: str, target: str, port: int, allowed: bool) -> None:
+    model = make_model()
+    hosts = pods(model)
+    assert connects(policies(model), hosts[source], hosts[target], port) is allowed
+
+
+def test_names_are_looked_up_over_udp() -> None:
+    model = make_model()
+    hosts = pods(model)
+    assert connects(policies(model), hosts["decode"], hosts["outside"], 53, "UDP")
+    assert not connects(policies(model), hosts["decode"], hosts["outside"], 123, "UDP")
+
+
+def test_without_settings_neither_operator_nor_prometheus_gets_in() -> None:
+    model = make_model()
+    hosts, made = pods(model), policies(model, Surroundings())
+    assert not connects(made, hosts["operator"], hosts["decode"], ports.HTTP)
+    assert not connects(made, hosts["prometheus"], hosts["decode"], ports.HTTP)
+
+
+def test_only_a_worker_that_fetches_its_model_may_leave_the_cluster() -> None:
+    model = make_model({"model.source": "cache://smollm2-135m"})
+    hosts = pods(model)
+    assert connects(policies(model), hosts["decode"], hosts["outside"], 443)
