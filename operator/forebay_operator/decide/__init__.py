@@ -1,0 +1,10 @@
+"""The rescaling law: decide(observation, policy, memory, now) -> Decision. Pure: no clock, no I/O.
+
+docs/rescaling.md explains it.
+"""
+
+from forebay_operator.decide.decide import decide
+from forebay_operator.decide.memory import Memory
+from forebay_operator.decide.types import Bounds, Decision, Gear, Policy, Split, Workers
+
+__all__ = ["Bounds", "Decision", "Gear", "Memory", "Policy", "Split", "Workers", "decide"]

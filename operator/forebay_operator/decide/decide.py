@@ -1,0 +1,241 @@
+"""The chain of rules. Each may decide; the first that does ends the chain."""
+
+from __future__ import annotations
+
+from forebay_operator.decide import reasons
+from forebay_operator.decide.check import unfit
+from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate, absorb, estimate
+from forebay_operator.decide.memory import Memory, Moved
+from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
+from forebay_operator.decide.types import Decision, Option, Policy, Split
+from forebay_operator.decide.value import Valued, valued
+from forebay_operator.observe.traffic import Observation
+
+MINUTE = 60.0
+MOVES_KEPT_SECONDS = 600.0
+UNEXPLAINED_SHARE = 0.1
+"""Measured and modelled misses of ten minutes may differ by this much; beyond it slow gears hold."""
+
+DEMAND_TARGET = 0.8
+STARVED_WORKERS = 0.5
+DROP_SECONDS = 120.0
+"""A move that has not ended after its gear's time, its drain and this is no longer waited for."""
+
+
+def decide(observation: Observation, policy: Policy, memory: Memory, now: float) -> tuple[Decision, Memory]:
+    """The targets to hold from `now` on, and the memory to give back next time.
+
+    Neither argument is changed. Never raises for what an observation holds: it holds the targets and says why.
+    """
+    call = _Call(observation, policy, memory.next(), now)
+    decision = call.decide()
+    if decision.target != decision.before:
+        call.memory.moves.append(
+            Moved(now, decision.moves, decision.target.prefill > decision.before.prefill),
+        )
+        call.memory.move_started = now
+    call.memory.moves = [m for m in call.memory.moves if m.at > now - MOVES_KEPT_SECONDS]
+    call.memory.target = (decision.target.prefill, decision.target.decode)
+    return decision, call.memory
+
+
+class _Call:
+    """One run of the chain."""
+
+    def __init__(self, observation: Observation, policy: Policy, memory: Memory, now: float) -> None:
+        self.observation = observation
+        self.policy = policy
+        self.memory = memory
+        self.now = now
+        self.inputs: dict[str, float] = {}
+        self.options: tuple[Option, ...] = ()
+        observed = Split(observation.targeted("prefill"), observation.targeted("decode"))
+        self.before = Split(*memory.target) if memory.target is not None else observed
+        if observed.total and observed.total != self.before.total:
+            # Workers came or went: the split that is there now is the one to start from.
+            self.before = observed
+
+    def decide(self) -> Decision:
+        if self.policy.mode == "Off":
+            return self._hold(reasons.OFF, "scaling.mode is Off")
+        problem = unfit(self.observation, self.policy, self.memory, self.now)
+        if problem is not None:
+            reason, message = problem
+            if reason == reasons.COUNTER_RESET:
+                self._forget_windows()
+            return self._hold(reason, message)
+        fresh = self.observation.taken_at > self.memory.seen_at
+        elapsed = self.observation.taken_at - self.memory.seen_at if self.memory.seen_at >= 0 else 0.0
+        absorb(self.observation, self.policy, self.memory)
+        self._note_moves()
+        try:
+            held = project(self.policy.bounds, self.before)
+        except RatioInfeasible as error:
+            return self._hold(reasons.RATIO_INFEASIBLE, str(error))
+        if held.split != self.before:
+            return self._to(held.split, reasons.BOUNDS, f"{self.before} breaks a limit", held.limited_by)
+        if not fresh:
+            return self._hold(reasons.CONFIRMING, "no newer observation since the last decision")
+        return self._on_traffic(elapsed)
+
+    def _on_traffic(self, elapsed: float) -> Decision:
+        memory, now = self.memory, self.now
+        seen = estimate(self.observation, self.policy, memory)
+        if seen is None:
+            return self._hold(reasons.NO_TRAFFIC, "no request in the last minute; zero is a valid load")
+        started = memory.started_at if memory.started_at is not None else now
+        if self.observation.taken_at - started < WINDOW_SECONDS - 5:
+            return self._hold(reasons.WARMING_UP, f"windows of {WINDOW_SECONDS:g} s are not full yet")
+        if self.policy.ttft_seconds is None or self.policy.tpot_seconds is None:
+            return self._by_demand(seen)
+        serving = Split(
+            max(1, len(self.observation.serving("prefill"))), max(1, len(self.observation.serving("decode")))
+        )
+        splits = feasible(self.policy.bounds, self.before.total)
+        found = valued(elapsed, now, serving, self.before, splits, seen, self.policy, memory)
+        self.options = found.options
+        self._note_inputs(seen, found)
+        return self._choose(found, seen)
+
+    def _choose(self, found: Valued, seen: Estimate) -> Decision:
+        memory = self.memory
+        best = found.options[0]
+        if best.split == self.before or best.gain < found.bar:
+            memory.confirming = 0
+            return self._hold(
+                reasons.BALANCED,
+                f"{best.split} would gain {100 * max(0.0, best.gain):.1f} points, the bar is {100 * found.bar:.1f}",
+            )
+        if self._opposes(best.split):
+            return self._hold(reasons.MOVING, f"a move the other way is under way; {best.split} waits for its end")
+        if self.policy.gear.slow and self.policy.convertible:
+            measured = self._measured()
+            if measured is not None and abs(measured - found.modelled) > UNEXPLAINED_SHARE:
+                memory.confirming = 0
+                return self._hold(
+                    reasons.UNEXPLAINED,
+                    f"{100 * measured:.0f} % missed in ten minutes, the model expects {100 * found.modelled:.0f} %",
+                )
+        towards = best.split.prefill - self.before.prefill
+        reason, starving = reasons.BETTER_SPLIT, self._starved(seen, towards > 0)
+        if not starving and memory.confirming * towards <= 0:
+            memory.confirming = 1 if towards > 0 else -1
+            return self._hold(reasons.CONFIRMING, f"{best.split} would gain {100 * best.gain:.1f} points; seen once")
+        memory.confirming = 0
+        if starving:
+            reason = reasons.STARVED
+        return self._to(
+            best.split,
+            reason,
+            f"{best.split} is expected to miss {100 * best.gain:.1f} points less than {self.before} "
+            f"over the next {found.dwell:.0f} s",
+        )
+
+    def _starved(self, seen: Estimate, prefill: bool) -> bool:
+        """Demand over what serves the role by half a worker, in a gear that is cheap to take back."""
+        if self.policy.gear.slow:
+            return False
+        demands = seen.demand(self.policy, self.memory.decode_factor)
+        have = len(self.observation.serving("prefill" if prefill else "decode"))
+        return demands[0 if prefill else 1] > have + STARVED_WORKERS
+
+    def _by_demand(self, seen: Estimate) -> Decision:
+        """Without objectives there is nothing to miss: the two demands share the workers, with half a worker's band."""
+        prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
+        share = self.before.total * prefill / max(prefill + decode, 1e-9)
+        if abs(share - self.before.prefill) <= 0.5 + STARVED_WORKERS:
+            return self._hold(reasons.NO_OBJECTIVES, "no objectives are set; the split follows demand and fits it")
+        wanted = min(self.before.total - 1, max(1, round(share)))
+        if self._opposes(Split(wanted, self.before.total - wanted)):
+            return self._hold(reasons.MOVING, "a move the other way is under way")
+        return self._to(
+            Split(wanted, self.before.total - wanted),
+            reasons.NO_OBJECTIVES,
+            f"no objectives are set: demand is {prefill:.1f} prefill and {decode:.1f} decode workers",
+        )
+
+    # Ends of the chain.
+
+    def _to(self, wanted: Split, reason: str, message: str, limited: tuple[str, ...] = ()) -> Decision:
+        """Towards `wanted`, as far as limits, the rate of moves and pauses allow."""
+        limits = list(limited)
+        projection: Projection = project(self.policy.bounds, wanted)
+        limits += [x for x in projection.limited_by if x not in limits]
+        target = projection.split
+        pause = self.policy.pause
+        step = target.prefill - self.before.prefill
+        if pause == "All" or (pause == "ScaleUp" and step > 0) or (pause == "ScaleDown" and step < 0):
+            return self._hold(reasons.PAUSED, f"scaling.pause is {pause}: {message}", (reasons.LIMITED_BY_PAUSE,))
+        recent = sum(m.workers for m in self.memory.moves if m.at > self.now - MINUTE)
+        allowed = max(0, self.policy.moves_per_minute - recent)
+        if abs(step) > allowed:
+            limits.append(reasons.LIMITED_BY_RATE)
+            step = allowed if step > 0 else -allowed
+            target = Split(self.before.prefill + step, self.before.decode - step)
+        return self._decision(target, reason, message, tuple(limits))
+
+    def _hold(self, reason: str, message: str, limited: tuple[str, ...] = ()) -> Decision:
+        return self._decision(self.before, reason, message, limited)
+
+    def _decision(self, target: Split, reason: str, message: str, limited: tuple[str, ...]) -> Decision:
+        return Decision(
+            at=self.now,
+            before=self.before,
+            target=target,
+            reason=reason,
+            message=message,
+            limited_by=limited,
+            inputs=self.inputs,
+            options=self.options,
+            apply=self.policy.mode == "Auto",
+        )
+
+    # Memory.
+
+    def _forget_windows(self) -> None:
+        memory = self.memory
+        memory.totals, memory.workers, memory.arrivals = [], {}, []
+        memory.started_at, memory.output, memory.confirming = None, 0.0, 0
+
+    def _note_moves(self) -> None:
+        """Learn how long a move takes, and stop waiting for one that never ends."""
+        memory = self.memory
+        if memory.move_started < 0:
+            return
+        ended = all(worker.role == worker.target for worker in self.observation.workers)
+        took = self.observation.taken_at - memory.move_started
+        if ended and took > 0:
+            if self.policy.gear.drains:
+                memory.move_seconds = [*memory.move_seconds, took][-8:]
+            memory.move_started = -1.0
+        elif took > self.policy.gear.seconds + DROP_SECONDS + 600.0:
+            memory.move_started = -1.0
+
+    def _opposes(self, wanted: Split) -> bool:
+        memory = self.memory
+        if memory.move_started < 0 or not memory.moves:
+            return False
+        return memory.moves[-1].towards_prefill != (wanted.prefill > self.before.prefill)
+
+    def _measured(self) -> float | None:
+        """Share of requests that missed in the last ten minutes."""
+        totals = self.memory.totals
+        first, last = totals[0], totals[-1]
+        ended = last.finished + last.refused - first.finished - first.refused
+        return (last.missed - first.missed) / ended if ended > 0 else None
+
+    def _note_inputs(self, seen: Estimate, found: Valued) -> None:
+        prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
+        self.inputs = {
+            "prefillDemand": round(prefill, 3),
+            "decodeDemand": round(decode, 3),
+            "queuedPrefillSeconds": round(seen.queued_seconds, 3),
+            "decoding": seen.decoding,
+            "outputTokens": round(seen.output, 1),
+            "contextTokens": round(seen.context, 1),
+            "prefillVelocity": round(seen.velocity, 1),
+            "decodeFactor": round(self.memory.decode_factor, 3),
+            "dwellSeconds": round(found.dwell, 1),
+            "bar": round(found.bar, 4),
+            "modelledMisses": round(found.modelled, 4),
+        }

@@ -1,0 +1,187 @@
+"""From observations to the load and the workers' true speed: windows, fits, output length."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from forebay_operator.decide.fluid import Load
+from forebay_operator.decide.memory import Memory, Totals, WorkerTotals
+from forebay_operator.decide.types import Policy, Workers
+from forebay_operator.observe.traffic import Observation, WorkerLoad
+
+WINDOW_SECONDS = 60.0
+"""Arrivals kept: some turnovers of the decode batch."""
+
+SHORT_SECONDS = 20.0
+"""A burst's length: what only this window sees is not yet a regime."""
+
+OUTPUT_SECONDS = 30.0
+PRIOR_ANSWERS = 5.0
+"""Weight of the old output length, in answers."""
+
+TOTALS_SECONDS = 600.0
+SAMPLES = 24
+"""Velocity samples kept per pool; their median counts, so a cold worker's or a stalled step's sample does not."""
+
+LEAST_TOKENS = 2048
+"""Prompt tokens that make a velocity sample: one full step."""
+
+LEAST_STEPS = 20
+FACTOR_LIMITS = (0.25, 4.0)
+
+
+def absorb(observation: Observation, policy: Policy, memory: Memory) -> None:
+    """Take a fit observation into `memory`. One that was taken before is skipped: a call twice counts once."""
+    if observation.taken_at <= memory.seen_at:
+        return
+    if memory.started_at is None:
+        memory.started_at = observation.taken_at
+    memory.seen_at = observation.taken_at
+    newest = memory.arrivals[-1][0] if memory.arrivals else -1.0
+    memory.arrivals += [(a.at, a.requests, a.prompt_tokens) for a in observation.arrivals if a.at > newest]
+    if memory.arrivals:
+        newest = memory.arrivals[-1][0]
+        memory.arrivals = [a for a in memory.arrivals if a[0] > newest - WINDOW_SECONDS]
+    _absorb_totals(observation, memory)
+    for worker in observation.workers:
+        _absorb_worker(worker, policy.workers, memory)
+    names = {worker.name for worker in observation.workers}
+    memory.workers = {name: totals for name, totals in memory.workers.items() if name in names}
+
+
+def _absorb_totals(observation: Observation, memory: Memory) -> None:
+    totals = Totals(
+        observation.taken_at,
+        observation.generated_tokens or 0,
+        observation.finished or 0,
+        observation.refused or 0,
+        (observation.missed_ttft or 0) + (observation.missed_tpot or 0),
+    )
+    memory.totals.append(totals)
+    memory.totals = [t for t in memory.totals if t.at > totals.at - TOTALS_SECONDS]
+    before = next((t for t in memory.totals if t.at > totals.at - OUTPUT_SECONDS - 1e-6), totals)
+    answers = totals.finished - before.finished
+    tokens = totals.generated - before.generated
+    if memory.output <= 0:
+        memory.output = tokens / answers if answers > 0 and tokens > 0 else 0.0
+    elif answers + tokens > 0:
+        # Tokens made over answers ended moves while the long answers of a new regime still run; a mean over ended
+        # answers would not.
+        memory.output = max(1.0, (tokens + PRIOR_ANSWERS * memory.output) / (answers + PRIOR_ANSWERS))
+
+
+def _absorb_worker(worker: WorkerLoad, believed: Workers, memory: Memory) -> None:
+    before = memory.workers.get(worker.name)
+    now = WorkerTotals(
+        worker.prefill_tokens,
+        worker.prefill_seconds,
+        worker.decode_seconds,
+        worker.decode_steps,
+        worker.decode_batch,
+        worker.decode_resident,
+        worker.role or "",
+    )
+    if before is not None and before.role and before.role == now.role:
+        tokens, seconds = now.prefill_tokens - before.prefill_tokens, now.prefill_seconds - before.prefill_seconds
+        if tokens >= LEAST_TOKENS and seconds > 0:
+            _sample(memory.prefill_samples, tokens / seconds / believed.prefill_velocity)
+            memory.prefill_factor = statistics.median(memory.prefill_samples)
+        steps = now.decode_steps - before.decode_steps
+        batch, resident = now.decode_batch - before.decode_batch, now.decode_resident - before.decode_resident
+        spent = now.decode_seconds - before.decode_seconds
+        if steps >= LEAST_STEPS and batch >= steps and resident >= 0 and spent > 0:
+            mean = batch / steps
+            expected = steps * step_seconds(believed, mean, resident / steps)
+            if expected > 0:
+                _sample(memory.decode_samples, spent / expected)
+                memory.decode_factor = statistics.median(memory.decode_samples)
+    memory.workers[worker.name] = now
+
+
+def step_seconds(workers: Workers, batch: float, resident: float) -> float:
+    """A decode step as believed."""
+    memory = workers.weights_seconds + workers.sequence_seconds * batch + workers.resident_seconds * resident
+    return workers.overhead_seconds + max(memory, workers.compute_seconds * batch)
+
+
+def _sample(samples: list[float], value: float) -> None:
+    low, high = FACTOR_LIMITS
+    samples.append(min(high, max(low, value)))
+    del samples[:-SAMPLES]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    velocity: float
+    """Measured prefill tokens per second of a worker."""
+
+    output: float
+    context: float
+    mean_prefill: float
+    queued_seconds: float
+    """Prefill worker-seconds that wait."""
+
+    decoding: float
+    """Requests in the decode phase or waiting for it."""
+
+    resident_tokens: float
+    arrivals: tuple[tuple[float, int, int], ...]
+
+    def load(self, seconds: float) -> Load:
+        """The last `seconds` of arrivals."""
+        newest = self.arrivals[-1][0]
+        window = [a for a in self.arrivals if a[0] > newest - seconds]
+        return Load(
+            prefill_seconds=[tokens / self.velocity for _, _, tokens in window],
+            requests=[float(requests) for _, requests, _ in window],
+            output=self.output,
+            context=self.context,
+            mean_prefill=self.mean_prefill,
+        )
+
+    def demand(self, policy: Policy, decode_factor: float) -> tuple[float, float]:
+        """Workers' worth of load: prompt tokens over velocity; resident tokens over what a worker may hold at TPOT."""
+        recent = self.load(SHORT_SECONDS)
+        prefill = sum(recent.prefill_seconds) / max(1, len(recent.prefill_seconds))
+        return prefill, self.decoding * self.context / max(1.0, self.capacity(policy, decode_factor))
+
+    def capacity(self, policy: Policy, decode_factor: float) -> float:
+        """Context tokens of one decode worker whose step meets the TPOT objective and which fit its KV."""
+        workers = policy.workers
+        fits = 0.95 * workers.kv_tokens
+        if policy.tpot_seconds is None:
+            return fits
+        per_token = workers.resident_seconds + workers.sequence_seconds / max(1.0, self.context)
+        fixed = workers.weights_seconds + workers.overhead_seconds
+        if per_token <= 0:
+            return fits
+        return max(1.0, min(fits, (policy.tpot_seconds / decode_factor - fixed) / per_token))
+
+
+def estimate(observation: Observation, policy: Policy, memory: Memory) -> Estimate | None:
+    """None: no request in the window."""
+    requests = sum(a[1] for a in memory.arrivals)
+    tokens = sum(a[2] for a in memory.arrivals)
+    if requests <= 0 or tokens <= 0:
+        return None
+    velocity = policy.workers.prefill_velocity * memory.prefill_factor
+    output = max(1.0, memory.output or 128.0)
+    resident = sum(w.resident_tokens for w in observation.workers)
+    decoding = sum(w.decoding for w in observation.workers)
+    waiting = sum(w.waiting_pulls for w in observation.workers)
+    prompt = tokens / requests
+    context = prompt + output / 2
+    if decoding >= 10:
+        # Long answers stay longer, so those that run are longer than those that arrive.
+        context = max(context, resident / decoding)
+    return Estimate(
+        velocity=velocity,
+        output=output,
+        context=context,
+        mean_prefill=prompt / velocity,
+        queued_seconds=sum(w.queued_prefill_tokens for w in observation.workers) / velocity,
+        decoding=float(decoding + waiting),
+        resident_tokens=float(resident),
+        arrivals=tuple(memory.arrivals),
+    )

@@ -1,0 +1,138 @@
+"""What the law remembers between observations. decide() never changes the one it is given: it returns the next."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+
+
+class Moved(msgspec.Struct, frozen=True, array_like=True):
+    """A change of targets."""
+
+    at: float
+    workers: int
+    towards_prefill: bool
+
+
+class Totals(msgspec.Struct, frozen=True, array_like=True):
+    """The counters of one observation."""
+
+    at: float
+    generated: int
+    finished: int
+    refused: int
+    missed: int
+
+
+class Queues(msgspec.Struct, array_like=True):
+    """State of the fluid model for one split: what would wait and run, had it been in force."""
+
+    prefill_seconds: float = 0.0
+    decoding: float = 0.0
+
+
+class Track(msgspec.Struct, array_like=True):
+    """A split's shadow: its queues, and its share of misses over the last half hour."""
+
+    queues: Queues = msgspec.field(default_factory=Queues)
+    missed: float = 0.0
+    offered: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.missed / self.offered if self.offered > 0 else 0.0
+
+
+class WorkerTotals(msgspec.Struct, frozen=True, array_like=True):
+    prefill_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    decode_steps: int
+    decode_batch: int
+    decode_resident: int
+    role: str
+
+
+class Memory(msgspec.Struct):
+    """Durable fields go into status with the decision they belong to; the soft ones are checkpointed now and then.
+
+    Without its soft part the law holds until its windows are full: see durable().
+    """
+
+    # Durable.
+    target: tuple[int, int] | None = None
+    moves: list[Moved] = []
+    """Of the last ten minutes."""
+
+    # Soft.
+    started_at: float | None = None
+    """First observation of this window; None after a restart without a checkpoint."""
+
+    seen_at: float = -1.0
+    """`taken_at` of the last observation that was used."""
+
+    arrivals: list[tuple[float, int, int]] = []
+    """(end of the second, requests, prompt tokens), the last 60 s."""
+
+    totals: list[Totals] = []
+    """The last 600 s."""
+
+    output: float = 0.0
+    """Mean output tokens of an answer; 0: no answer yet."""
+
+    workers: dict[str, WorkerTotals] = {}
+    prefill_factor: float = 1.0
+    """Measured over believed velocity."""
+
+    decode_factor: float = 1.0
+    """Measured over believed decode step time."""
+
+    prefill_samples: list[float] = []
+    decode_samples: list[float] = []
+    tracks: dict[str, Track] = {}
+    """By prefill workers; `real` is what was in force."""
+
+    regime: int = 0
+    """Cheapest split of the present regime, in prefill workers; 0: none yet."""
+
+    regime_since: float = 0.0
+    regime_worse: int = 0
+    """Observations in a row in which it was not the cheapest."""
+
+    runs: list[float] = []
+    """Seconds that past regimes lasted."""
+
+    confirming: int = 0
+    """The split that a first observation asked for; 0: none."""
+
+    move_started: float = -1.0
+    move_seconds: list[float] = []
+    """How long past moves took."""
+
+    def next(self) -> Memory:
+        """A copy to write to. Lists of frozen records are copied one level deep, which is enough."""
+        other = copy.copy(self)
+        for name in ("moves", "arrivals", "totals", "prefill_samples", "decode_samples", "runs", "move_seconds"):
+            setattr(other, name, list(getattr(self, name)))
+        other.workers = dict(self.workers)
+        other.tracks = {
+            key: Track(Queues(t.queues.prefill_seconds, t.queues.decoding), t.missed, t.offered)
+            for key, t in self.tracks.items()
+        }
+        return other
+
+    def durable(self) -> Memory:
+        """What a restart without a checkpoint is left with."""
+        return Memory(target=self.target, moves=list(self.moves))
+
+    def dump(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        value: dict[str, Any] = msgspec.to_builtins(self)
+        return value
+
+    @staticmethod
+    def load(value: dict[str, Any]) -> Memory:
+        """Raises msgspec.ValidationError when `value` is not what dump() gives."""
+        return msgspec.convert(value, Memory)

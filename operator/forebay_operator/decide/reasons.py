@@ -1,0 +1,57 @@
+"""Why a Decision is what it is: one constant per rule. docs/rescaling.md explains each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The rule that decided.
+STARVED: Final = "Starved"
+"""A role's demand is half a worker over what serves it: one observation is enough."""
+
+BETTER_SPLIT: Final = "BetterSplit"
+"""The gain of another split, replayed over the last arrivals, is worth the move; seen twice."""
+
+BALANCED: Final = "Balanced"
+"""No split is better by more than the move costs."""
+
+CONFIRMING: Final = "Confirming"
+"""A better split was seen once; the next observation decides."""
+
+BOUNDS: Final = "OutOfBounds"
+"""The split is outside bounds, ratio or budget, and is put right."""
+
+# Why nothing may move now.
+METRICS_MISSING: Final = "MetricsMissing"
+METRICS_STALE: Final = "MetricsStale"
+METRICS_INVALID: Final = "MetricsInvalid"
+COUNTER_RESET: Final = "CounterReset"
+"""A source restarted: its counters start again, so one interval has no measurement."""
+
+WARMING_UP: Final = "WarmingUp"
+"""The windows are not full yet, after a start or a restart."""
+
+NO_TRAFFIC: Final = "NoTraffic"
+MOVING: Final = "Moving"
+"""A move is under way, and the wanted one goes the other way."""
+
+UNEXPLAINED: Final = "Unexplained"
+"""The model does not explain the misses that are measured, and a move of this gear is too dear for a guess."""
+
+RATIO_INFEASIBLE: Final = "RatioInfeasible"
+PAUSED: Final = "Paused"
+OFF: Final = "Off"
+NO_OBJECTIVES: Final = "NoObjectives"
+"""Objectives are not set: the demand law alone decides."""
+
+# What limited a decision.
+LIMITED_BY_BOUNDS: Final = "Bounds"
+LIMITED_BY_RATIO: Final = "Ratio"
+LIMITED_BY_BUDGET: Final = "Budget"
+LIMITED_BY_RATE: Final = "RateLimit"
+LIMITED_BY_PAUSE: Final = "Pause"
+
+HOLDS: Final = frozenset(
+    {METRICS_MISSING, METRICS_STALE, METRICS_INVALID, COUNTER_RESET, WARMING_UP, MOVING, UNEXPLAINED}
+    | {RATIO_INFEASIBLE, PAUSED, OFF}
+)
+"""Reasons that keep the targets as they are."""

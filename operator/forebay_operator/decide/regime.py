@@ -1,0 +1,38 @@
+"""How long traffic stays as it is, learnt from how long it has stayed before."""
+
+from __future__ import annotations
+
+from forebay_operator.decide.memory import Memory
+
+WORSE = 0.02
+"""Share of misses by which the regime's split must be worse than the cheapest one, twice, to end the regime."""
+
+LEAST_SECONDS = 60.0
+RUNS = 16
+
+
+def follow(memory: Memory, costs: dict[int, float], now: float) -> None:
+    """`costs`: misses of each split (by prefill workers) at the present load, without any move's price."""
+    cheapest = min(costs, key=lambda q: (costs[q], abs(q - memory.regime)))
+    if memory.regime not in costs:
+        memory.regime, memory.regime_since, memory.regime_worse = cheapest, now, 0
+        return
+    if costs[memory.regime] - costs[cheapest] <= WORSE:
+        memory.regime_worse = 0
+        return
+    memory.regime_worse += 1
+    if memory.regime_worse >= 2:
+        memory.runs = [*memory.runs, now - memory.regime_since][-RUNS:]
+        memory.regime, memory.regime_since, memory.regime_worse = cheapest, now, 0
+
+
+def dwell(memory: Memory, now: float, most: float) -> float:
+    """Expected seconds until the regime ends: mean residual of the runs that lasted longer than this one has.
+
+    One run of the present age plus a minute is added, so that a first regime is expected to last as long again at
+    most; at least a minute, at most `most`.
+    """
+    age = now - memory.regime_since
+    longer = [run - age for run in memory.runs if run > age]
+    expected = (sum(longer) + age + LEAST_SECONDS) / (len(longer) + 1)
+    return min(max(LEAST_SECONDS, expected), max(LEAST_SECONDS, most))

@@ -1,0 +1,168 @@
+"""What each split is worth: misses expected over the dwell, the move's price and the way back included.
+
+docs/rescaling.md derives the terms. In short, for each split q and each of two windows of arrivals w:
+
+    s_w(q) = (1 - beta) * c_w(q) + beta * m(q)        c_w: rolled out from now; m: over the last half hour
+    gain(q) = min over w of s_w(stay) - s_w(q), less a dead band per worker moved
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay_operator.decide import fluid
+from forebay_operator.decide.estimate import SHORT_SECONDS, WINDOW_SECONDS, Estimate
+from forebay_operator.decide.memory import Memory, Queues, Track
+from forebay_operator.decide.regime import dwell, follow
+from forebay_operator.decide.types import Option, Policy, Split
+
+STRESS = 1.3
+"""A split is also rolled out at this load, for a tenth of its cost: of two that hold now, the one with reserve wins."""
+
+STRESS_SHARE = 0.1
+STRESS_MOST = 1.5
+DONOR = 0.25
+"""The donor's load is taken as up to this much heavier: the dead band in units of demand."""
+
+RETURN = 1.5
+"""beta = RETURN * Tb / (dwell + RETURN * Tb): weight of the last half hour, the chance to be caught by its return."""
+
+BAND = (0.0005, 0.02)
+"""Gain that a move of one worker must have for nothing else: a part for any gear, and one that grows with its time."""
+
+BAR = 0.02
+DEBT = 3.0
+BAR_MOST = 0.5
+MEMORY_SECONDS = 1800.0
+NOTICE_SECONDS = 20.0
+NOTICE_DRAIN_SECONDS = 30.0
+"""From the shift to the decision, once for a hot gear and once for one that drains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    options: tuple[Option, ...]
+    """Best first; the present split among them."""
+
+    bar: float
+    """Gain that makes a move worth it."""
+
+    dwell: float
+    modelled: float
+    """Misses the model expects of what was really in force, over the last half hour."""
+
+    transit: float
+    """Seconds a mover is out."""
+
+
+def valued(
+    observation_seconds: float,
+    now: float,
+    serving: Split,
+    target: Split,
+    splits: list[Split],
+    estimate: Estimate,
+    policy: Policy,
+    memory: Memory,
+) -> Valued:
+    """Rolls out every split in `splits`. Writes tracks and the regime to `memory`."""
+    assert policy.ttft_seconds is not None
+    assert policy.tpot_seconds is not None
+    gear = policy.gear
+    model = fluid.model_of(
+        estimate.load(WINDOW_SECONDS),
+        policy.workers,
+        memory.decode_factor,
+        policy.ttft_seconds,
+        policy.tpot_seconds,
+        policy.convertible,
+        estimate.velocity,
+    )
+    drain_decode = drain_prefill = 0.0
+    seconds = gear.seconds
+    if gear.drains:
+        drain_decode = 1.5 * estimate.output * model.step(min(model.most, estimate.decoding / max(1, target.decode)))
+        drain_prefill = 1.0
+        if memory.move_seconds:
+            seconds = sum(memory.move_seconds) / len(memory.move_seconds)
+            drain_decode = drain_prefill = 0.0
+    transit = seconds + (drain_decode + drain_prefill) / 2
+    on_wrong_side = transit + (NOTICE_DRAIN_SECONDS if gear.drains else NOTICE_SECONDS)
+    _follow_tracks(observation_seconds, serving, splits, estimate, model, memory)
+
+    now_queues = Queues(estimate.queued_seconds, estimate.decoding)
+    long = estimate.load(WINDOW_SECONDS)
+    plain = {
+        q.prefill: _share(fluid.roll(long, model, fluid.Course(q, q, 0.0), now_queues, 60.0, horizon=on_wrong_side))
+        for q in splits
+    }
+    follow(memory, plain, now)
+    expected = dwell(memory, now, 2 * on_wrong_side)
+    beta = RETURN * on_wrong_side / (expected + RETURN * on_wrong_side)
+    slow = min(1.0, on_wrong_side / 60.0)
+    slot = 1 if expected <= 120 else 2 if expected <= 240 else 4
+    costs: dict[Split, list[float]] = {q: [] for q in splits}
+    for window in (SHORT_SECONDS, WINDOW_SECONDS):
+        load = estimate.load(window)
+        for q in splits:
+            out = seconds + (drain_decode if q.prefill > target.prefill else drain_prefill)
+            course = fluid.Course(Split(min(q.prefill, serving.prefill), min(q.decode, serving.decode)), q, out)
+            if q == target and q == serving:
+                course = fluid.Course(q, q, 0.0)
+            scale = decode_scale = 1.0
+            if q.prefill > target.prefill:
+                decode_scale = 1 + DONOR * slow
+            elif q.prefill < target.prefill:
+                scale = 1 + DONOR * slow
+            queues = now_queues
+            if not gear.drains and course.during.decode < serving.decode:
+                # A decoder that changes roles takes its requests along.
+                queues = Queues(now_queues.prefill_seconds, now_queues.decoding * q.decode / max(1, serving.decode))
+            args = (load, model, course, queues, expected)
+            normal = _share(fluid.roll(*args, scale=scale, decode_scale=decode_scale, slot=slot, horizon=on_wrong_side))
+            stress = _share(
+                fluid.roll(*args, scale=STRESS * scale, decode_scale=decode_scale, slot=2 * slot, horizon=on_wrong_side)
+            )
+            cost = (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
+            track = memory.tracks.get(str(q.prefill))
+            costs[q].append((1 - beta) * cost + beta * (track.share if track else 0.0))
+    stay = costs[target]
+    band = BAND[0] + BAND[1] * slow
+    options = [
+        Option(
+            q,
+            max(cost),
+            min(s - c for s, c in zip(stay, cost, strict=True)) - band * abs(q.prefill - target.prefill),
+        )
+        for q, cost in costs.items()
+    ]
+    options.sort(key=lambda o: (-o.gain, abs(o.split.prefill - target.prefill)))
+    real = memory.tracks["real"].share
+    least = min(track.share for key, track in memory.tracks.items() if key != "real")
+    bar = min(BAR_MOST, BAR + DEBT * max(0.0, real - least) * slow)
+    return Valued(tuple(options), bar, expected, real, transit)
+
+
+def _share(rolled: tuple[float, float, Queues]) -> float:
+    missed, offered, _ = rolled
+    return missed / offered if offered > 0 else 0.0
+
+
+def _follow_tracks(
+    seconds: float, serving: Split, splits: list[Split], estimate: Estimate, model: fluid.Model, memory: Memory
+) -> None:
+    """Run the last interval's arrivals through every split's shadow, and through what really served."""
+    if seconds <= 0:
+        return
+    load = estimate.load(seconds)
+    keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
+    courses = {str(q.prefill): q for q in splits}
+    courses["real"] = Split(max(1, serving.prefill), max(1, serving.decode))
+    for key, q in courses.items():
+        track = memory.tracks.get(key)
+        if track is None:
+            track = Track(Queues(estimate.queued_seconds, estimate.decoding))
+        span = float(len(load.requests))
+        missed, offered, queues = fluid.roll(load, model, fluid.Course(q, q, 0.0), track.queues, span)
+        memory.tracks[key] = Track(queues, keep * track.missed + missed, keep * track.offered + offered)
+    memory.tracks = {key: memory.tracks[key] for key in courses}
