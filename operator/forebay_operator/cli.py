@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,14 @@ app = typer.Typer(
 )
 Name = Annotated[str | None, typer.Option("--name", help="Which `forebay up`; not needed when only one runs.")]
 Output = Annotated[str, typer.Option("--output", "-o", help="`table` or `json`.")]
+
+
+class _UpConsole(Console):
+    """When nobody reads the output any more, drain as when the terminal goes; rich would exit on the spot."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 def _reports_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -74,7 +83,7 @@ def up_command(
     from forebay_operator.local import up  # half a second of imports that the other commands do without
 
     options = up.UpOptions(file, name, host, port, worker_port, api_keys_file)
-    console = Console()
+    console = _UpConsole()
     if not detach:
         raise typer.Exit(up.up(options, console))
     arguments = ["up", str(file), "--port", str(port), "--host", host]

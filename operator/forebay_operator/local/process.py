@@ -113,9 +113,10 @@ class Runner:
         """Run the process once; says how it ended."""
         try:
             process = await self._spawn()
-        except OSError as error:
+        except (OSError, LocalError) as error:
             return f"could not be started: {error}"
         self.pid = process.pid
+        self.last_load = None
         self._set_state("Starting")
         exited = asyncio.create_task(process.wait())
         watching = asyncio.create_task(self._watch())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +53,6 @@ class Supervisor:
     ) -> None:
         self.model = model
         self.state = state
-        self.events: deque[str] = deque(maxlen=200)
         self._containers = containers
         self._token = token
         self._tell = on_event
@@ -245,8 +243,11 @@ class Supervisor:
             with contextlib.suppress(psutil.NoSuchProcess):
                 processes[pid] = psutil.Process(pid).create_time()
         self._recorded = processes
-        self.state.record_processes(processes)
+        # Without the list (disk full, say) the next `up` may find a port taken for a moment: no reason to end.
+        with contextlib.suppress(OSError):
+            self.state.record_processes(processes)
 
     def _event(self, text: str) -> None:
-        self.events.append(text)
-        self._tell(text)
+        # The terminal may be gone; the processes and their streams go on.
+        with contextlib.suppress(OSError):
+            self._tell(text)
