@@ -6,7 +6,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay_router import metrics
+from forebay_router.account import Account
+from forebay_router.legs import ClientCall
 from forebay_router.metrics import Histogram, RouterMetrics
+from forebay_wire import paths
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,12 @@ def test_text_is_prometheus() -> None:
     assert samples[("forebay_router_time_to_first_token_seconds_bucket", ("le", "0.5"))] == 0
     assert samples[("forebay_router_time_to_first_token_seconds_bucket", ("le", "0.8"))] == 1
     assert samples[("forebay_router_degraded_total", ("kind", "no_decode"))] == 1
+
+
+@pytest.mark.parametrize(("complete", "code"), [(True, 200), (False, 499)])
+def test_a_client_that_leaves_after_the_last_byte_has_its_answer(complete: bool, code: int) -> None:
+    call = ClientCall(paths.COMPLETIONS, {}, stream=True, split=True, several=False)
+    account = Account(RouterMetrics(1.0, 0.04), lambda: 1.0, call, "r", 0.0)
+    account.complete, account.code = complete, 200
+    account.client_left()
+    assert account.code == code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -320,6 +321,28 @@ async def test_r7_client_leaves(start_bench: StartBench, held: str, leg: str, st
     took = await until(freed, "leg aborted, lease cancelled, slot given back", 5)
     assert took < 1.0
     assert 'requests_total{code="499"' in await bench.metrics()
+
+
+async def test_a_client_that_hangs_up_on_done_has_its_answer(start_bench: StartBench) -> None:
+    bench = await start_bench(ONE_PAIR)
+    rounds = 20
+    body = json.dumps(completion(True)).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    for _ in range(rounds):
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        writer.write(head + body)
+        await asyncio.wait_for(reader.readuntil(b"data: [DONE]"), 5)
+        writer.transport.abort()
+
+    async def counted() -> bool:
+        metrics = await bench.metrics()
+        assert 'requests_total{code="499"' not in metrics
+        return any(
+            line.startswith("forebay_router_requests_total{") and line.endswith(f" {rounds}.0")
+            for line in metrics.splitlines()
+        )
+
+    await until(counted, "every answer counts as whole", 5)
 
 
 async def test_no_slot_means_no_first_byte(start_bench: StartBench) -> None:

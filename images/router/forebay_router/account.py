@@ -47,6 +47,11 @@ class Account:
         self._metrics.retries[(leg, reason)] += 1
         log.info("request %s: %s leg on worker %s failed: %s", self._id, leg, worker, reason)
 
+    def client_left(self) -> None:
+        """Counts unless the whole answer was out already."""
+        if not self.complete:
+            self.code = CLIENT_LEFT
+
     def degraded(self, kind: str) -> None:
         """Counted once a request."""
         if not self._degraded:

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import replace
 
 from forebay_router import choice
-from forebay_router.account import CLIENT_LEFT, Account
+from forebay_router.account import Account
 from forebay_router.choice import Key
 from forebay_router.client_side import ClientGone, ClientSide
 from forebay_router.context import Context
@@ -84,10 +84,10 @@ class Exchange:
                 await self._refuse(error)
         except ClientGone as gone:
             log.info("request %s: client gone: %s", self._id, gone)
-            self._account.code = CLIENT_LEFT
+            self._account.client_left()
             self._client.abort()
         except asyncio.CancelledError:
-            self._account.code = CLIENT_LEFT
+            self._account.client_left()
             raise
         except Exception:
             log.exception("request %s", self._id)
@@ -300,8 +300,9 @@ class Exchange:
         if not self._client.started:
             await self._start(self._account.prefill_name or self._account.last_worker, self._account.last_worker)
         await self._client.write(tail)
-        await self._client.finish()
+        # A client may close on [DONE], before we have closed: it has its answer all the same.
         self._account.complete, self._account.code = True, 200
+        await self._client.finish()
 
     # Decode phase, whole
 
