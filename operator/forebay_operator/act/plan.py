@@ -194,14 +194,19 @@ def _wanted(operation: Operation, observation: Observation, goal: PoolGoal) -> b
 
 
 def _grow(observation: Observation, pool: Pool, goal: PoolGoal, rules: Rules, draft: _Draft) -> None:
-    """Add workers of the current revision: as many as are missing, and the surge while older ones are there."""
-    mine = {d.name for d in observation.deployments if d.pool == pool} | {goal.deployment}
-    current = draft.replicas.setdefault(goal.deployment, 0)
-    old = sum(draft.replicas.get(name, 0) for name in mine) - current
+    """Add workers of the current revision: as many as are missing, and the surge while older ones are there.
+
+    Counted by what the Deployments say now, not by what this plan lowers: on a full cluster its place must be free first.
+    """
+    held = {d.name: d.replicas for d in observation.deployments if d.pool == pool}
+    current = held.get(goal.deployment, 0)
+    old = sum(held.values()) - current
     limit = goal.replicas + min(rules.max_surge, old)
-    missing = limit - (current + old)
     # Never more of the current revision than are wanted in the end.
-    draft.replicas[goal.deployment] = max(current, min(current + missing, goal.replicas))
+    wanted = min(limit - old, goal.replicas)
+    if wanted > current:
+        draft.replicas[goal.deployment] = wanted
+    draft.replicas.setdefault(goal.deployment, 0)
 
 
 def _begin(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from forebay_operator.api.labels import POOLS, Pool
@@ -28,21 +28,23 @@ class RoleChange:
 def role_changes(observation: Observation, targets: Targets, *, switching: bool) -> tuple[RoleChange, ...]:
     """Labels to set, so that as many workers serve in each role as `targets` say.
 
-    A new worker gets the role furthest below its target, its home pool on a tie, as soon as it is ready. A worker that
-    has a role is switched when one role is over its target while the other is under, or when a role has lost its last
-    worker to a node that is being emptied and the other has two (`switching` allows it). Workers on cordoned nodes
-    don't count: they are about to go.
+    A new worker, once ready, gets its home pool's role while that is below its target, else the role furthest below: so
+    the replacement of one on loan takes the loan over, and workers that start in any order all serve at home. A worker
+    that has a role is switched when one role is over its target while the other is under, or when the last worker of a
+    role is on a node that is being emptied and the other role has two (`switching` allows it). Workers on cordoned
+    nodes don't count: they are about to go.
     """
     leaving = {node.name for node in observation.nodes or () if node.cordoned}
     staying = [p for p in observation.pods if not p.terminating and not p.draining and p.node not in leaving]
     held = {pool: sum(p.role == pool for p in staying if p.ready) for pool in POOLS}
     changes: list[RoleChange] = []
     for pod in sorted((p for p in observation.pods if _wants_role(p)), key=lambda p: (p.created_unix, p.name)):
-        role = _furthest_below(held, targets, pod.pool)
+        role = _role_for(held, targets, pod.pool)
         held[role] += 1
         changes.append(RoleChange(pod.name, pod.uid, role, None))
     if switching and not changes:
-        changes += _switches([p for p in staying if p.ready and p.role is not None], held, targets)
+        emptied = {p.role for p in observation.pods if p.node in leaving and not p.terminating}
+        changes += _switches([p for p in staying if p.ready and p.role is not None], held, targets, emptied)
     return tuple(changes)
 
 
@@ -50,15 +52,19 @@ def _wants_role(pod: PodView) -> bool:
     return pod.serving and pod.role is None
 
 
-def _furthest_below(held: Mapping[Pool, int], targets: Targets, home: Pool) -> Pool:
+def _role_for(held: Mapping[Pool, int], targets: Targets, home: Pool) -> Pool:
+    if held[home] < targets[home]:
+        return home
     return max(POOLS, key=lambda role: (targets[role] - held[role], role == home))
 
 
-def _switches(pods: list[PodView], held: Mapping[Pool, int], targets: Targets) -> list[RoleChange]:
-    if (count := _missing("prefill", "decode", held, targets)) > 0:
+def _switches(
+    pods: list[PodView], held: Mapping[Pool, int], targets: Targets, emptied: Set[Pool | None]
+) -> list[RoleChange]:
+    if (count := _missing("prefill", "decode", held, targets, emptied)) > 0:
         to: Pool = "prefill"
         prefill = held["prefill"] + count
-    elif (count := _missing("decode", "prefill", held, targets)) > 0:
+    elif (count := _missing("decode", "prefill", held, targets, emptied)) > 0:
         to = "decode"
         prefill = held["prefill"] - count
     else:
@@ -68,10 +74,10 @@ def _switches(pods: list[PodView], held: Mapping[Pool, int], targets: Targets) -
     return [RoleChange(p.name, p.uid, to, p.role) for p in pods if chosen.get(p.name) == to]
 
 
-def _missing(to: Pool, source: Pool, held: Mapping[Pool, int], targets: Targets) -> int:
+def _missing(to: Pool, source: Pool, held: Mapping[Pool, int], targets: Targets, emptied: Set[Pool | None]) -> int:
     """Workers that `source` has to spare and `to` lacks."""
     count = min(targets[to] - held[to], held[source] - targets[source])
-    starved = held[to] == 0 and targets[to] > 0 and held[source] >= 2
+    starved = to in emptied and held[to] == 0 and targets[to] > 0 and held[source] >= 2
     return max(count, 1) if starved else count
 
 

@@ -1,0 +1,444 @@
+"""Reconcile against the fake API server with controllers: what becomes of a model, and of every interruption."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from forebay_operator.act.actuator import Actuator
+from forebay_operator.act.apply import Applier, ApplyCache
+from forebay_operator.api import labels
+from forebay_operator.build.surroundings import Surroundings
+from forebay_operator.events import Recorder
+from forebay_operator.kube import KubeClient
+from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.gather import Gatherer, Nodes
+from forebay_operator.queue import RetryAfter
+from forebay_operator.reconcile import Reconciler
+from support.fake_cluster import FakeCluster
+from support.fake_kube import Call, FakeApi, Object, Refused
+from support.plain_status import plain_status
+
+KEY = ("llm", "assistant")
+
+
+def model(prefill: int = 1, decode: int = 2, **spec: Any) -> Object:
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND,
+        "metadata": {"name": "assistant", "namespace": "llm"},
+        "spec": {
+            "model": {"servedName": "assistant"},
+            "engine": {"type": "Simulated", "kvCache": {"memory": "1Gi"}},
+            "prefill": {"replicas": prefill},
+            "decode": {"replicas": decode},
+            "router": {"replicas": 1},
+            **spec,
+        },
+    }
+
+
+@dataclass
+class Bench:
+    """An operator that can be restarted at will, on a cluster and a clock that tests turn."""
+
+    api: FakeApi
+    kube: KubeClient
+    cluster: FakeCluster
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    status: Callable[..., dict[str, Any]] | None = None
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
+    on_failure: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        applier = Applier(self.kube, ApplyCache())
+        self.reconciler = Reconciler(
+            self.kube,
+            Gatherer(self.kube, self.cluster, Nodes(self.kube, lambda: self.now.timestamp())),
+            applier,
+            Actuator(self.kube, applier, self.cluster),
+            Recorder(self.kube, "test", lambda: self.now),
+            self.status or plain_status,
+            self.metrics,
+            surroundings=Surroundings(operator_namespace="forebay"),
+            resync=600.0,
+            rng=random.Random(1),
+            wall=lambda: self.now,
+        )
+
+    def put(self, obj: Object) -> None:
+        held = self.api.find("disaggregatedmodels", "assistant")
+        if held is not None:
+            obj = {**copy.deepcopy(held), "spec": obj["spec"]}
+        self.api.put(obj)
+
+    async def once(self) -> float | None:
+        wait = await self.reconciler.reconcile(KEY)
+        self.now += timedelta(seconds=min(wait or 0.0, 5.0))
+        return wait
+
+    async def rest(self, passes: int = 400) -> None:
+        """Reconcile until nothing is due soon and nothing that is watched has changed, as the queue does."""
+        for _ in range(passes):
+            version = self.api.last_version
+            try:
+                wait = await self.once()
+            except RetryAfter:
+                if self.on_failure is not None:
+                    self.on_failure()
+                self.now += timedelta(seconds=1)
+                continue
+            if (wait is None or wait > 20.0) and self.api.last_version == version:
+                return
+        raise AssertionError(f"no rest after {passes} passes: {[str(c) for c in self.api.writes()[-5:]]}")
+
+    def live(self) -> Mapping[str, Any]:
+        held = self.api.find("disaggregatedmodels", "assistant")
+        assert held is not None
+        status: Mapping[str, Any] = held["status"]
+        return status
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(c for c in self.live()["conditions"] if c["type"] == kind)
+        return found["status"], found["reason"]
+
+    def state(self) -> dict[str, Any]:
+        """What is left in the end, without names and numbers that differ from run to run."""
+        pods = [p["metadata"]["labels"] for p in self.api.all("pods")]
+        return {
+            "children": sorted((p, n) for p, _, n in self.api.objects if p not in ("pods", "events", "nodes")),
+            "replicas": {d["metadata"]["name"]: d["spec"]["replicas"] for d in self.api.all("deployments")},
+            "pods": sorted(sorted(p.items()) for p in pods),
+            "operation": (self.api.find("disaggregatedmodels", "assistant") or {}).get("status", {}).get("operation"),
+        }
+
+
+@pytest.fixture
+def bench(api: FakeApi, kube: KubeClient) -> Bench:
+    cluster = FakeCluster(api)
+    api.on_write = cluster.control
+    api.missing.add("podmonitors")
+    return Bench(api, kube, cluster)
+
+
+def kinds(api: FakeApi) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for plural, _, _ in api.objects:
+        if plural not in ("pods", "events", "replicasets", "disaggregatedmodels"):
+            found[plural] = found.get(plural, 0) + 1
+    return found
+
+
+async def test_a_model_becomes_its_children_and_comes_to_rest(bench: Bench) -> None:
+    bench.put(model())
+    await bench.rest()
+    assert kinds(bench.api) == {
+        "deployments": 3,
+        "services": 1,
+        "secrets": 1,
+        "serviceaccounts": 1,
+        "roles": 1,
+        "rolebindings": 1,
+        "poddisruptionbudgets": 2,
+        "networkpolicies": 2,
+    }
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 2}
+    assert bench.live()["observedGeneration"] == 1
+    assert bench.live()["prefill"]["target"] == 1
+    assert bench.condition("Ready")[0] == "True"
+    for obj in bench.api.objects.values():
+        if obj["kind"] in ("Deployment", "Secret", "NetworkPolicy"):
+            assert [r["kind"] for r in obj["metadata"]["ownerReferences"]] == [labels.KIND]
+    writes = len(bench.api.writes())
+    for _ in range(5):
+        await bench.once()
+    assert len(bench.api.writes()) == writes, "at rest nothing is written"
+    bench.restart()
+    version = bench.api.last_version
+    await bench.rest()
+    assert bench.api.last_version == version, "a restart changes nothing"
+
+
+async def test_children_of_a_deleted_model_go_and_nothing_is_remembered(bench: Bench) -> None:
+    bench.put(model())
+    await bench.rest()
+    bench.api.remove("disaggregatedmodels", "assistant")
+    assert await bench.once() is None
+    assert {p for p, _, _ in bench.api.objects} <= {"events"}
+    assert b'model="assistant"' not in bench.metrics.text()
+    bench.put(model())
+    await bench.rest()
+    assert kinds(bench.api)["deployments"] == 3
+
+
+async def test_scale_in_loses_no_request(bench: Bench) -> None:
+    bench.put(model(1, 4))
+    await bench.rest()
+    busy = [p["metadata"]["name"] for p in bench.cluster.workers("decode")]
+    bench.cluster.running = {busy[0]: 4, busy[1]: 1, busy[2]: 9, busy[3]: 2}
+    bench.put(model(1, 2))
+    for _ in range(12):
+        await bench.once()
+    fenced = [p for p in bench.cluster.workers() if labels.DRAINING in p["metadata"]["labels"]]
+    assert [p["metadata"]["name"] for p in fenced] == [busy[1]], "the one with least work, and no other yet"
+    assert bench.live()["operation"]["pod"] == busy[1]
+    assert not bench.cluster.deleted
+    bench.cluster.running[busy[1]] = 0
+    for _ in range(20):
+        await bench.once()
+    assert [pod["metadata"]["name"] for pod, _ in bench.cluster.deleted] == [busy[1]]
+    bench.cluster.running[busy[3]] = 0
+    await bench.rest()
+    assert [(pod["metadata"]["name"], n) for pod, n in bench.cluster.deleted] == [(busy[1], 0), (busy[3], 0)]
+    assert "operation" not in bench.live()
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 2}
+    reasons = [e["reason"] for e in bench.api.all("events")]
+    assert reasons.count("WorkerLeaves") == reasons.count("WorkerLeft") == 2
+
+
+async def test_a_worker_that_never_runs_empty_goes_at_the_deadline(bench: Bench) -> None:
+    bench.put(model(1, 2, drain={"timeoutSeconds": 30}))
+    await bench.rest()
+    for pod in bench.cluster.workers("decode"):
+        bench.cluster.running[pod["metadata"]["name"]] = 3
+    started = bench.now
+    bench.put(model(1, 1, drain={"timeoutSeconds": 30}))
+    await bench.rest()
+    assert [n for _, n in bench.cluster.deleted] == [3]
+    assert timedelta(seconds=30) <= bench.now - started <= timedelta(seconds=60)
+
+
+async def test_workers_that_do_not_answer_hold_up_nothing_for_ever(bench: Bench) -> None:
+    bench.put(model(1, 2, drain={"timeoutSeconds": 30}))
+    await bench.rest()
+    bench.cluster.deaf = True
+    bench.put(model(1, 1, drain={"timeoutSeconds": 30}))
+    await bench.rest()
+    ((victim, _),) = bench.cluster.deleted
+    assert victim["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] == "-1000"
+
+
+async def test_rollout_and_rollback_on_a_full_cluster(bench: Bench) -> None:
+    bench.put(model(1, 1))
+    await bench.rest()
+    first = {d["metadata"]["name"] for d in bench.api.all("deployments")}
+    changed = model(1, 1, engine={"type": "Simulated", "image": "engine:2", "kvCache": {"memory": "1Gi"}})
+    most = 0
+
+    def watch() -> None:
+        nonlocal most
+        bench.cluster.control()
+        most = max(most, len(bench.cluster.workers()))
+
+    bench.api.on_write = watch
+    bench.put(changed)
+    await bench.rest()
+    second = {d["metadata"]["name"] for d in bench.api.all("deployments")}
+    assert len(first & second) == 1, "only the router's Deployment is the same"
+    assert len(second) == 3
+    assert most == 2
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 1}
+    bench.put(model(1, 1))
+    await bench.rest()
+    assert {d["metadata"]["name"] for d in bench.api.all("deployments")} == first
+
+
+async def test_a_new_revision_that_never_gets_ready_stops_the_rollout(bench: Bench) -> None:
+    bench.put(model(1, 3))
+    await bench.rest()
+    bench.cluster.unready = True
+    bench.put(model(1, 3, engine={"type": "Simulated", "image": "broken:1", "kvCache": {"memory": "1Gi"}}))
+    for _ in range(60):
+        await bench.once()
+    serving = [p for p in bench.cluster.workers("decode") if bench.cluster.is_ready(p)]
+    assert len(serving) >= 2
+
+
+async def test_roles_follow_the_targets_in_status(bench: Bench) -> None:
+    bench.put(model(2, 2))
+    await bench.rest()
+    held = copy.deepcopy(bench.api.find("disaggregatedmodels", "assistant"))
+    assert held is not None
+    held["status"]["prefill"]["target"], held["status"]["decode"]["target"] = 1, 3
+    bench.api.put(held)
+    await bench.rest()
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 3}
+    loaned = next(p for p in bench.cluster.workers("prefill") if p["metadata"]["labels"][labels.ROLE] == "decode")
+    bench.cluster.kill(loaned["metadata"]["name"])
+    bench.cluster.control()
+    await bench.rest()
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 3}, "its replacement takes its role over"
+    assert bench.live()["prefill"]["onLoan"] == 1
+
+
+async def test_a_foreign_object_is_reported_and_cured(bench: Bench) -> None:
+    theirs: Object = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "assistant-router", "namespace": "llm"},
+        "spec": {"selector": {"app": "theirs"}},
+    }
+    bench.api.put(theirs)
+    bench.put(model())
+    await bench.rest()
+    held = bench.api.find("services", "assistant-router")
+    assert held is not None
+    assert held["spec"]["selector"] == {"app": "theirs"}
+    assert bench.condition("Stalled") == ("True", "ForeignObject")
+    assert kinds(bench.api)["deployments"] == 3, "the rest is made all the same"
+    bench.api.remove("services", "assistant-router")
+    await bench.rest()
+    assert bench.condition("Stalled")[0] == "False"
+
+
+async def test_what_a_person_changes_is_put_back_and_told(bench: Bench) -> None:
+    bench.put(model())
+    await bench.rest()
+    name = next(n for p, _, n in bench.api.objects if p == "deployments" and "decode" in n)
+    changed = copy.deepcopy(bench.api.find("deployments", name))
+    assert changed is not None
+    changed["spec"]["template"]["spec"]["priorityClassName"] = "theirs"
+    changed["spec"]["progressDeadlineSeconds"] = 5
+    changed["metadata"]["managedFields"] = [
+        {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:progressDeadlineSeconds": {}}}}
+    ]
+    bench.api.put(changed)
+    await bench.rest()
+    after = bench.api.find("deployments", name)
+    assert after is not None
+    assert after["spec"]["progressDeadlineSeconds"] != 5
+    notes = [e["note"] for e in bench.api.all("events") if e["reason"] == "FieldOwnershipTaken"]
+    assert len(notes) == 1
+    assert "kubectl-edit: spec.progressDeadlineSeconds" in notes[0]
+
+
+async def test_a_spec_only_the_operator_can_judge(bench: Bench) -> None:
+    bench.put(model())
+    await bench.rest()
+    before = bench.state()
+    bench.put(model(spec_that_no_version_knows={"a": 1}))
+    await bench.rest()
+    assert bench.condition("Stalled") == ("True", "InvalidSpec")
+    assert bench.live()["observedGeneration"] == 2
+    assert bench.state()["replicas"] == before["replicas"], "what runs keeps running"
+    bench.put(model())
+    await bench.rest()
+    assert bench.condition("Stalled")[0] == "False"
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "reason"),
+    [
+        (403, 'deployments.apps "x" is forbidden: exceeded quota: team', "QuotaExceeded"),
+        (422, "spec.template.spec.containers[0].name: Required value", "Rejected"),
+        (400, 'admission webhook "policy" denied the request: no', "Rejected"),
+    ],
+)
+async def test_a_refused_child_is_a_condition_and_is_cured(
+    bench: Bench, status: int, message: str, reason: str
+) -> None:
+    def before(call: Call) -> None:
+        if call.verb == "patch" and call.plural == "deployments" and "decode" in call.name:
+            raise Refused(status, "Refused", message)
+
+    bench.put(model())
+    bench.api.before = before
+    await bench.rest()
+    assert reason in {c["reason"] for c in bench.live()["conditions"]}
+    bench.api.before = None
+    await bench.rest()
+    assert bench.condition("Ready")[0] == "True"
+
+
+async def test_optional_children_go_when_they_are_asked_for_no_more(bench: Bench) -> None:
+    bench.put(model())
+    await bench.rest()
+    bench.put(model(networkPolicy="Disabled"))
+    await bench.rest()
+    assert "networkpolicies" not in kinds(bench.api)
+
+
+@pytest.mark.parametrize(("status", "seconds"), [(429, 7.0), (409, 0.0), (410, 0.0), (500, 0.0)])
+async def test_what_the_server_refuses_is_tried_again(bench: Bench, status: int, seconds: float) -> None:
+    headers = {"Retry-After": "7"} if status == 429 else {}
+
+    def before(call: Call) -> None:
+        if call.write:
+            raise Refused(status, "Refused", headers=headers)
+
+    bench.put(model())
+    bench.api.before = before
+    with pytest.raises(RetryAfter) as error:
+        await bench.once()
+    assert error.value.seconds == seconds
+
+
+async def test_the_token_is_made_once_and_kept(bench: Bench) -> None:
+    bench.put(model())
+    await bench.rest()
+    secret = copy.deepcopy(bench.api.find("secrets", "assistant-token"))
+    bench.restart()
+    await bench.rest()
+    assert bench.api.find("secrets", "assistant-token") == secret
+
+
+SCENARIOS: dict[str, tuple[Object | None, Object | None]] = {
+    "create": (None, model(1, 2)),
+    "scale-in": (model(2, 3), model(1, 1)),
+    "rollout": (model(1, 2), model(1, 2, engine={"type": "Simulated", "image": "e:2", "kvCache": {"memory": "1Gi"}})),
+    "delete": (model(1, 2), None),
+}
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["killed", "answer lost"])
+@pytest.mark.parametrize("name", list(SCENARIOS))
+async def test_killed_after_every_single_write(bench: Bench, name: str, lost: bool) -> None:
+    """The operator ends after its n-th write, for every n, and another goes on: always the same final state."""
+
+    async def run(kill_after: int | None) -> tuple[dict[str, Any], int]:
+        for plural, namespace, held in list(bench.api.objects):
+            if (plural, namespace, held) in bench.api.objects:
+                bench.api.remove(plural, held, namespace)
+        bench.cluster.deleted.clear()
+        bench.restart()
+        before, after = SCENARIOS[name]
+        if before is not None:
+            bench.put(before)
+            await bench.rest()
+        if after is None:
+            bench.api.remove("disaggregatedmodels", "assistant")
+        else:
+            bench.put(after)
+        count = 0
+
+        def written(call: Call) -> None:
+            nonlocal count
+            if call.write and call.plural != "events":
+                count += 1
+                if count - 1 == kill_after:
+                    raise Refused(500, "InternalError", "killed")
+
+        setattr(bench.api, "after" if lost else "before", written)
+        bench.on_failure = bench.restart
+        await bench.rest()
+        bench.on_failure = None
+        bench.api.after = bench.api.before = None
+        await bench.rest()
+        assert all(
+            labels.DRAINING in pod["metadata"]["labels"] for pod, _ in bench.cluster.deleted if name == "scale-in"
+        )
+        return bench.state(), count
+
+    expected, writes = await run(None)
+    for kill_after in range(writes):
+        state, _ = await run(kill_after)
+        assert state == expected, f"killed after write {kill_after} of {writes}"

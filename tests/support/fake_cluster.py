@@ -1,0 +1,172 @@
+"""Controllers, kubelets and workers on the fake API server: what a Deployment becomes, without any process."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay_operator.api import labels
+from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
+from forebay_wire.load import LoadReport
+from forebay_wire.messages import DrainResponse
+from support.fake_kube import FakeApi, Object
+
+COST = "controller.kubernetes.io/pod-deletion-cost"
+
+
+@dataclass
+class FakeCluster:
+    """Attach with `api.on_write = cluster.control`. It is also the operator's `Workers`."""
+
+    api: FakeApi
+    running: dict[str, int] = field(default_factory=dict)
+    """Requests that run on a worker, by pod name."""
+
+    unready: bool = False
+    """New pods stay NotReady."""
+
+    deaf: bool = False
+    """Workers and routers do not answer."""
+
+    deleted: list[tuple[Object, int]] = field(default_factory=list)
+    """Pods that went, with the requests that ran on them."""
+
+    def __post_init__(self) -> None:
+        self._count = itertools.count(1)
+
+    def control(self) -> None:
+        """Bring ReplicaSets and pods to what the Deployments say."""
+        for deployment in self.api.all("deployments"):
+            replica_set = self._replica_set(deployment)
+            want = deployment["spec"]["replicas"]
+            pods = self.pods(replica_set["metadata"]["uid"])
+            for pod in sorted(pods, key=self._order)[: max(0, len(pods) - want)]:
+                self.kill(pod["metadata"]["name"])
+            for _ in range(want - len(pods)):
+                self._pod(deployment, replica_set)
+            pods = self.pods(replica_set["metadata"]["uid"])
+            ready = sum(self.is_ready(pod) for pod in pods)
+            live = copy.deepcopy(self.api.find("deployments", deployment["metadata"]["name"]))
+            assert live is not None
+            live["status"] = {
+                "observedGeneration": live["metadata"]["generation"],
+                "replicas": len(pods),
+                "updatedReplicas": len(pods),
+                "readyReplicas": ready,
+            }
+            self.api.put(live)
+
+    def pods(self, replica_set: str | None = None, **marks: str) -> list[Object]:
+        return [
+            pod
+            for pod in self.api.all("pods")
+            if (replica_set is None or pod["metadata"]["ownerReferences"][0]["uid"] == replica_set)
+            and all(pod["metadata"]["labels"].get(key) == value for key, value in marks.items())
+        ]
+
+    def workers(self, pool: str | None = None) -> list[Object]:
+        return [
+            p
+            for p in self.api.all("pods")
+            if p["metadata"]["labels"].get(labels.POOL) in ((pool,) if pool else labels.POOLS)
+        ]
+
+    def roles(self) -> dict[str, int]:
+        held = [pod["metadata"]["labels"].get(labels.ROLE) for pod in self.workers()]
+        return {role: held.count(role) for role in labels.POOLS}
+
+    @staticmethod
+    def is_ready(pod: Object) -> bool:
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+
+    def set_ready(self, name: str, ready: bool) -> None:
+        pod = copy.deepcopy(self.api.find("pods", name))
+        assert pod is not None
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if ready else "False"}]
+        self.api.put(pod)
+        self.control()
+
+    def kill(self, name: str) -> None:
+        pod = self.api.find("pods", name)
+        assert pod is not None
+        self.deleted.append((pod, self.running.pop(name, 0)))
+        self.api.remove("pods", name)
+
+    def _order(self, pod: Object) -> tuple[bool, int, int]:
+        """A ReplicaSet's: NotReady first, then the cheapest, then the youngest."""
+        cost = int((pod["metadata"].get("annotations") or {}).get(COST, "0"))
+        return (self.is_ready(pod), cost, -int(pod["metadata"]["name"].rsplit("-", 1)[1]))
+
+    def _replica_set(self, deployment: Object) -> Object:
+        meta = deployment["metadata"]
+        held = self.api.find("replicasets", meta["name"] + "-rs", meta["namespace"])
+        if held is not None:
+            return held
+        return self.api.put({
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {
+                "name": meta["name"] + "-rs",
+                "namespace": meta["namespace"],
+                "labels": dict(deployment["spec"]["template"]["metadata"]["labels"]),
+                "ownerReferences": [_controller(deployment)],
+            },
+            "spec": {},
+        })  # fmt: skip
+
+    def _pod(self, deployment: Object, replica_set: Object) -> None:
+        number = next(self._count)
+        self.api.put({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{deployment['metadata']['name']}-{number}",
+                "namespace": deployment["metadata"]["namespace"],
+                "labels": dict(deployment["spec"]["template"]["metadata"]["labels"]),
+                "ownerReferences": [_controller(replica_set)],
+            },
+            "spec": {"nodeName": f"node{number % 2 + 1}"},
+            "status": {
+                "phase": "Running",
+                "podIP": f"10.88.{number // 250}.{number % 250 + 1}",
+                "conditions": [{"type": "Ready", "status": "False" if self.unready else "True"}],
+            },
+        })  # fmt: skip
+
+    # Workers (observe/load.py)
+
+    async def loads(self, routers: Sequence[str]) -> Loads:
+        if self.deaf:
+            return combine([None for _ in routers])
+        seen = [self._state(pod) for pod in self.workers() if self.is_ready(pod)]
+        return combine([RouterReport(workers=seen) for _ in routers])
+
+    def _state(self, pod: Object) -> WorkerState:
+        name = pod["metadata"]["name"]
+        draining = labels.DRAINING in pod["metadata"]["labels"]
+        load = LoadReport("e", 1, ready=True, running=self.running.get(name, 0))
+        return WorkerState(name, "draining" if draining else "ready", 0.1, load)
+
+    async def drain(self, address: str, token: str, draining: bool) -> DrainResponse | None:
+        if self.deaf:
+            return None
+        assert len(token) >= 32
+        for pod in self.workers():
+            if pod["status"]["podIP"] == address:
+                self.set_ready(pod["metadata"]["name"], not draining)
+                return DrainResponse(draining, self.running.get(pod["metadata"]["name"], 0), 0)
+        return None
+
+
+def _controller(obj: Object) -> dict[str, Any]:
+    meta = obj["metadata"]
+    return {
+        "apiVersion": obj["apiVersion"],
+        "kind": obj["kind"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+    }
