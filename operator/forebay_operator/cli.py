@@ -197,6 +197,77 @@ def _turn(url: str, fixed: dict[str, Any], messages: list[dict[str, str]], promp
     messages.append({"role": "assistant", "content": answer.text})
 
 
+@app.command(name="replay")
+@_reports_errors
+def replay_command(
+    trace: Annotated[list[Path], typer.Option(help="A trace file; repeat it to chain traces.")],
+    trace_format: Annotated[list[str], typer.Option("--format", help="azure, mooncake, servegen or csv.")],
+    at: Annotated[list[float] | None, typer.Option(help="Second at which each trace starts.")] = None,
+    rate: Annotated[list[float] | None, typer.Option(help="Requests/s of each trace, by superposition.")] = None,
+    until: Annotated[float | None, typer.Option(help="End of the last trace, in seconds.")] = None,
+    workers: Annotated[int, typer.Option(min=2, max=512)] = 8,
+    start: Annotated[str | None, typer.Option(metavar="P:D", help="First split; half and half by default.")] = None,
+    perf: Annotated[str, typer.Option(help="Performance model: a name, or a JSON file.")] = "h100-llama-8b",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="forebay, demand, fixed:P:D, hpa, dynamo-load, dynamo-throughput, llmd-token, kthena-ratio or oracle; "
+            "repeat it to compare."
+        ),
+    ] = None,
+    gear: Annotated[str, typer.Option(help="role, or replica-N with N seconds of start-up.")] = "role",
+    role_switch_s: Annotated[float | None, typer.Option(min=0, help="Gear role with this delay.")] = None,
+    replica_start_s: Annotated[float | None, typer.Option(min=0, help="Gear replica with this start-up.")] = None,
+    convertible: Annotated[str, typer.Option(help="on: decoders take prompts when prefill is late.")] = "off",
+    ttft_ms: Annotated[float | None, typer.Option(help="Objective; the performance model's by default.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option()] = None,
+    metric_lag_s: Annotated[float, typer.Option(min=0, help="Age of what the law sees.")] = 0.0,
+    lost_writes: Annotated[float, typer.Option(help="Share of the law's changes that get lost.")] = 0.0,
+    stale: Annotated[list[str] | None, typer.Option(metavar="FROM:TO", help="Seconds without new metrics.")] = None,
+    path: Annotated[str, typer.Option(help="fast, or exact: the engine's scheduler step by step.")] = "fast",
+    max_running: Annotated[int, typer.Option(min=1, help="Requests of one worker.")] = 256,
+    max_batched_tokens: Annotated[int, typer.Option(min=16, help="Tokens of one step.")] = 2048,
+    seed: Annotated[int, typer.Option()] = 0,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    plot: Annotated[Path | None, typer.Option(help="A PNG of the first policy's run; needs matplotlib.")] = None,
+) -> None:
+    """Replay request traces in virtual time under rescaling laws, and compare what they attain."""
+    from forebay_operator.replay.command import ReplayOptions, replay  # imports the engine's scheduler
+
+    if convertible not in ("on", "off"):
+        raise InputError(f"--convertible is {convertible!r}; use on or off")
+    options = ReplayOptions(
+        traces=trace,
+        formats=trace_format,
+        at=at or [],
+        rates=rate or [],
+        until=until,
+        workers=workers,
+        start=start,
+        perf=perf,
+        policies=policy or ["forebay"],
+        gear=gear,
+        role_switch_seconds=role_switch_s,
+        replica_start_seconds=replica_start_s,
+        convertible=convertible == "on",
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        metric_lag_seconds=metric_lag_s,
+        lost_writes=lost_writes,
+        stale=stale or [],
+        path=path,
+        max_running=max_running,
+        max_batched_tokens=max_batched_tokens,
+        seed=seed,
+        json=as_json,
+        plot=plot,
+    )
+    try:
+        replay(options, Console())
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
 @app.command()
 def version(output: Output = "table") -> None:
     """The version of Forebay."""

@@ -1,0 +1,134 @@
+"""`forebay replay`: options to replays to a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from forebay_engine.perf import load
+from forebay_operator.replay.chain import Segment, chain
+from forebay_operator.replay.cluster import Faults, Setup
+from forebay_operator.replay.fleet import parse_gear, replica_gear, role_gear
+from forebay_operator.replay.plot import plot
+from forebay_operator.replay.run import PATHS, ReplayError, parse_split, run
+from forebay_operator.replay.table import as_json, as_table
+from forebay_operator.replay.trace import Trace, read
+from forebay_operator.replay.worker import MIXED_SHARE, WorkerShape
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    traces: list[Path]
+    formats: list[str]
+    at: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    """One per trace, or none; 0 means the trace's own."""
+
+    until: float | None = None
+    workers: int = 8
+    start: str | None = None
+    perf: str = "h100-llama-8b"
+    policies: list[str] = field(default_factory=lambda: ["forebay"])
+    gear: str = "role"
+    role_switch_seconds: float | None = None
+    replica_start_seconds: float | None = None
+    convertible: bool = False
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    metric_lag_seconds: float = 0.0
+    lost_writes: float = 0.0
+    stale: list[str] = field(default_factory=list)
+    path: str = "fast"
+    max_running: int = 256
+    max_batched_tokens: int = 2048
+    seed: int = 0
+    json: bool = False
+    plot: Path | None = None
+
+
+def setup_of(options: ReplayOptions) -> Setup:
+    """Raises ValueError naming the option at fault."""
+    if options.workers < 2:
+        raise ReplayError(f"--workers is {options.workers}; prefill and decode need one each")
+    model = load(options.perf)
+    gear = parse_gear(options.gear)
+    if options.role_switch_seconds is not None:
+        gear = role_gear(options.role_switch_seconds)
+    if options.replica_start_seconds is not None:
+        gear = replica_gear(options.replica_start_seconds)
+    ttft = options.ttft_ms / 1e3 if options.ttft_ms is not None else model.ttft_objective_seconds
+    tpot = options.tpot_ms / 1e3 if options.tpot_ms is not None else model.tpot_objective_seconds
+    if ttft <= 0 or tpot <= 0:
+        raise ReplayError(f"objectives must be greater than 0 ms; they are {ttft * 1e3:g} and {tpot * 1e3:g}")
+    if not 0 <= options.lost_writes <= 1:
+        raise ReplayError(f"--lost-writes is {options.lost_writes:g}; it is a share from 0 to 1")
+    start = options.start or f"{options.workers // 2}:{options.workers - options.workers // 2}"
+    return Setup(
+        model=model,
+        workers=options.workers,
+        start_prefill=parse_split(start, options.workers),
+        ttft_seconds=ttft,
+        tpot_seconds=tpot,
+        shape=WorkerShape(
+            max_running=options.max_running,
+            max_batched_tokens=options.max_batched_tokens,
+            mixed_step_seconds=MIXED_SHARE * tpot,
+        ),
+        gear=gear,
+        convertible=options.convertible,
+        faults=Faults(options.metric_lag_seconds, options.lost_writes, tuple(_span(text) for text in options.stale)),
+        seed=options.seed,
+    )
+
+
+def _span(text: str) -> tuple[float, float]:
+    begin, _, end = text.partition(":")
+    try:
+        span = float(begin), float(end)
+    except ValueError:
+        raise ReplayError(f"--stale {text!r} is no span; write FROM:TO in seconds, such as 600:660") from None
+    if not 0 <= span[0] < span[1]:
+        raise ReplayError(f"--stale {text!r} ends before it begins; write FROM:TO in seconds, such as 600:660")
+    return span
+
+
+def trace_of(options: ReplayOptions) -> Trace:
+    """Raises TraceError or ReplayError."""
+    n = len(options.traces)
+    for name, values in (("--format", options.formats), ("--at", options.at), ("--rate", options.rates)):
+        if len(values) not in (0, 1, n):
+            raise ReplayError(f"{name} was given {len(values)} times for {n} traces; give it once for each")
+    formats = options.formats * n if len(options.formats) == 1 else options.formats
+    if not formats:
+        raise ReplayError("--format is missing: azure, mooncake, servegen or csv")
+    starts = options.at if len(options.at) == n else [0.0] * n
+    rates = options.rates * n if len(options.rates) == 1 else options.rates or [0.0] * n
+    segments = []
+    last = max(starts)
+    for path, format_name, at, rate in zip(options.traces, formats, starts, rates, strict=True):
+        seconds = None
+        if options.until is not None and at == last:
+            seconds = options.until - at
+            if seconds <= 0:
+                raise ReplayError(f"--until {options.until:g} is not after the last trace's start at {at:g} s")
+        segments.append(Segment(read(path, format_name, seed=options.seed), at, rate or None, seconds))
+    return chain(segments, options.seed)
+
+
+def replay(options: ReplayOptions, console: Console) -> None:
+    if options.path not in PATHS:
+        raise ReplayError(f"--path {options.path!r} is not known; use fast or exact")
+    setup = setup_of(options)
+    trace = trace_of(options)
+    ran = [run(trace, setup, policy, path=options.path) for policy in options.policies]
+    if options.plot is not None:
+        plot(ran[0], options.plot)
+    if options.json:
+        console.out(json.dumps(as_json(ran)), highlight=False)
+    else:
+        console.print(as_table(ran))
+        if options.path == "fast":
+            console.print("Fast path: within 0.3 points of --path exact on the grid of tests/operator/replay.")
