@@ -52,9 +52,6 @@ class Reason(StrEnum):
     """Workers of an older revision are being replaced."""
 
     STARTING = "Starting"
-    APPLYING = "Applying"
-    """A child could not be written; it is tried again."""
-
     # Stalled
     NOT_STALLED = "NotStalled"
     INVALID_SPEC = "InvalidSpec"

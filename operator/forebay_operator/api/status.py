@@ -58,9 +58,6 @@ class PoolStatus(StatusPart):
     on_loan: Count = 0
     """Workers whose home the pool is and that serve in the other role."""
 
-    revision: Annotated[str, Field(max_length=63)] = ""
-    """Of the pod template that new workers are made from."""
-
     summary: Annotated[str, Field(max_length=63)] = ""
     """serving/target, for the eye."""
 
@@ -68,12 +65,8 @@ class PoolStatus(StatusPart):
 class Latency(StatusPart):
     """Over the routers' last window, at the client's side of the router."""
 
-    time_to_first_token_p95_milliseconds: Milliseconds | None = Field(
-        default=None, alias="timeToFirstTokenP95Milliseconds"
-    )
-    time_per_output_token_p95_milliseconds: Milliseconds | None = Field(
-        default=None, alias="timePerOutputTokenP95Milliseconds"
-    )
+    time_to_first_token_p95_milliseconds: Milliseconds | None = None
+    time_per_output_token_p95_milliseconds: Milliseconds | None = None
     attainment_percent: Percent | None = None
 
 

@@ -24,6 +24,6 @@ def router_service(model: DisaggregatedModel) -> dict[str, Any]:
     }
 
 
-def endpoint(model: DisaggregatedModel) -> str:
-    """Base URL of the OpenAI API inside the cluster. Short enough to resolve under any cluster domain."""
-    return f"http://{router_name(model.metadata.name)}.{model.metadata.namespace}.svc:{ports.HTTP}/v1"
+def endpoint_url(name: str, namespace: str) -> str:
+    """Base URL of a model's OpenAI API inside the cluster. Short enough to resolve under any cluster domain."""
+    return f"http://{router_name(name)}.{namespace}.svc:{ports.HTTP}/v1"

@@ -1,0 +1,497 @@
+"""Status from observations: every condition by table, what a reader and GitOps tools see, and that it comes to rest."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay_operator.api.conditions import Type
+from forebay_operator.api.crd import custom_resource_definition
+from forebay_operator.api.labels import Pool
+from forebay_operator.observe.types import (
+    DeploymentView,
+    LatencyView,
+    NodeView,
+    Observation,
+    PodView,
+    Problem,
+    ProblemKind,
+)
+from forebay_operator.status.build import build_status
+from forebay_operator.status.remedies import REMEDIES
+from forebay_wire.load import LoadReport
+from support.admission import admit
+from support.manifests import changed, make_model
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+NODES = (NodeView("n", {}, {"nvidia.com/gpu": 64}),)
+CRD = custom_resource_definition()
+
+
+def report(**values: Any) -> LoadReport:
+    return LoadReport(engine_id="e", epoch=1, ready=True, **values)
+
+
+def pod(pool: Pool, index: int = 0, **values: Any) -> PodView:
+    created = NOW.timestamp() - 3600
+    defaults: dict[str, Any] = {"ready": True, "node": "n", "load": report(), "role": pool, "created_unix": created}
+    return PodView(**{"name": f"{pool}-{index}", "pool": pool, "revision": "r1", **defaults, **values})
+
+
+def deployment(pool: Pool | None, replicas: int = 1, **values: Any) -> DeploymentView:
+    name = f"{pool or 'router'}-{values.get('revision', 'r1')}"
+    defaults = {"revision": "r1", "ready": replicas, "updated": replicas, "generation": 1, "observed_generation": 1}
+    return DeploymentView(**{"name": name, "pool": pool, "replicas": replicas, **defaults, **values})
+
+
+DEPLOYMENTS = (deployment("prefill"), deployment("decode"), deployment(None, 2))
+HEALTHY = Observation(
+    generation=3,
+    pods=(pod("prefill"), pod("decode")),
+    deployments=DEPLOYMENTS,
+    nodes=NODES,
+    router_ready=2,
+    latency=LatencyView(640, 31, 99),
+)
+
+
+def status_of(
+    observation: Observation,
+    changes: dict[str, Any] | None = None,
+    *,
+    previous: dict[str, Any] | None = None,
+    now: datetime = NOW,
+    targets: dict[Pool, int] | None = None,
+    readable: bool = True,
+) -> dict[str, Any]:
+    return build_status(
+        make_model(changes or {}) if readable else None,
+        observation,
+        name="assistant",
+        namespace="llm",
+        targets=targets or {"prefill": 1, "decode": 1},
+        previous=previous or {},
+        now=now,
+    )
+
+
+def condition(status: dict[str, Any], type_: Type) -> dict[str, Any]:
+    (found,) = [c for c in status["conditions"] if c["type"] == type_]
+    return dict(found)
+
+
+def test_a_model_that_serves() -> None:
+    status = status_of(HEALTHY)
+    shown = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+    assert shown == {
+        "Ready": ("True", "Serving"),
+        "Reconciling": ("False", "UpToDate"),
+        "Stalled": ("False", "NotStalled"),
+        "PoolsAvailable": ("True", "AtTarget"),
+        "PinningSatisfied": ("True", "NodesMatch"),
+        "MetricsAvailable": ("True", "Fresh"),
+        "ScalingLimited": ("Unknown", "NotDecided"),
+        "RatioWithinBounds": ("True", "WithinBounds"),
+        "TransportReady": ("Unknown", "NotMeasured"),
+        "Paused": ("False", "NotPaused"),
+    }
+    status.pop("conditions")
+    assert status == {
+        "observedGeneration": 3,
+        "summary": "Serving: 1 prefill and 1 decode workers serve",
+        "replicas": 2,
+        "selector": "forebay.dev/model=assistant,app.kubernetes.io/component=worker",
+        "prefill": {"replicas": 1, "serving": 1, "target": 1, "onLoan": 0, "summary": "1/1"},
+        "decode": {"replicas": 1, "serving": 1, "target": 1, "onLoan": 0, "summary": "1/1"},
+        "ratio": "1:1",
+        "latency": {
+            "timeToFirstTokenP95Milliseconds": 640,
+            "timePerOutputTokenP95Milliseconds": 31,
+            "attainmentPercent": 99,
+        },
+        "transport": {"inUse": "Unknown"},
+        "endpoint": "http://assistant-router.llm.svc:8000/v1",
+    }
+
+
+def test_a_status_is_what_the_crd_takes() -> None:
+    for observation in (HEALTHY, Observation(generation=1)):
+        _, faults = admit({**changed({}), "status": status_of(observation)}, CRD)
+        assert faults == []
+
+
+def unready(*pools: Pool) -> Observation:
+    pods = tuple(replace(p, ready=False) if p.pool in pools else p for p in HEALTHY.pods)
+    return replace(HEALTHY, pods=pods)
+
+
+def with_problem(kind: ProblemKind, observation: Observation = HEALTHY, pool: Pool | None = "decode") -> Observation:
+    return replace(observation, problems=(Problem(kind, "Pod llm/x", "something is wrong", pool),))
+
+
+def loads(*transports: str, **values: Any) -> Observation:
+    pods = tuple(pod("decode", index, load=report(transport=name, **values)) for index, name in enumerate(transports))
+    return replace(HEALTHY, pods=(pod("prefill"), *pods))
+
+
+FRESH_POD = NOW.timestamp() - 10
+NO_GPUS = (NodeView("n", {}),)
+
+CASES: list[tuple[str, Observation, dict[str, Any], Type, str, str, str]] = [
+    # what, observation, changes of the spec, condition, status, reason, part of the message
+    ("no router", replace(HEALTHY, router_ready=0), {}, Type.READY, "False", "NoRouterReady", "no router is ready"),
+    ("no worker", unready("prefill", "decode"), {}, Type.READY, "False", "NoWorkerReady", "no worker is ready"),
+    ("one role", unready("prefill"), {}, Type.READY, "True", "ServingDegraded", "no prefill worker is ready"),
+    (
+        "one role, refused",
+        unready("decode"),
+        {"router.fallback": "Refuse"},
+        Type.READY,
+        "False",
+        "NoDecodeWorkerReady",
+        "router.fallback is Refuse",
+    ),
+    (
+        "why not ready",
+        with_problem(ProblemKind.IMAGE_PULL, unready("prefill", "decode")),
+        {},
+        Type.READY,
+        "False",
+        "NoWorkerReady",
+        "no worker is ready. Pod llm/x: something is wrong; correct the image",
+    ),
+    (
+        "drained workers do not count",
+        replace(HEALTHY, pods=(pod("prefill", draining=True), pod("decode", terminating=True))),
+        {},
+        Type.READY,
+        "False",
+        "NoWorkerReady",
+        "",
+    ),
+    (
+        "a worker without a role serves in its home pool",
+        replace(HEALTHY, pods=(pod("prefill", role=None), pod("decode", role=None))),
+        {},
+        Type.READY,
+        "True",
+        "Serving",
+        "",
+    ),
+    ("first look", Observation(generation=1), {}, Type.RECONCILING, "True", "Starting", "children are being made"),
+    (
+        "first start",
+        unready("prefill", "decode"),
+        {},
+        Type.RECONCILING,
+        "True",
+        "Starting",
+        "waiting for the first workers",
+    ),
+    (
+        "rollout",
+        replace(HEALTHY, deployments=(*DEPLOYMENTS, deployment("decode", revision="r2"))),
+        {},
+        Type.RECONCILING,
+        "True",
+        "RollingOut",
+        "decode workers are being moved",
+    ),
+    (
+        "an empty old revision is no rollout",
+        replace(HEALTHY, deployments=(*DEPLOYMENTS, deployment("decode", 0, revision="r0"))),
+        {},
+        Type.RECONCILING,
+        "False",
+        "UpToDate",
+        "",
+    ),
+    (
+        "router rollout",
+        replace(HEALTHY, deployments=(*DEPLOYMENTS[:2], deployment(None, 2, updated=1))),
+        {},
+        Type.RECONCILING,
+        "True",
+        "RollingOut",
+        "routers are being moved",
+    ),
+    (
+        "a rescale is no reconciling",
+        replace(HEALTHY, deployments=(deployment("prefill", 3, ready=1), *DEPLOYMENTS[1:])),
+        {},
+        Type.RECONCILING,
+        "False",
+        "UpToDate",
+        "",
+    ),
+    *(
+        (
+            f"stalled by {kind}",
+            with_problem(kind),
+            {},
+            Type.STALLED,
+            "True" if REMEDIES[kind].stalls else "False",
+            str(REMEDIES[kind].reason) if REMEDIES[kind].stalls else "NotStalled",
+            f"Pod llm/x: something is wrong; {REMEDIES[kind].text}" if REMEDIES[kind].stalls else "",
+        )
+        for kind in ProblemKind
+    ),
+    (
+        "unplaced for a moment",
+        replace(HEALTHY, nodes=NO_GPUS, pods=(pod("decode", node=None, ready=False, created_unix=FRESH_POD),)),
+        {},
+        Type.STALLED,
+        "False",
+        "NotStalled",
+        "",
+    ),
+    (
+        "unplaced for long",
+        replace(HEALTHY, nodes=NO_GPUS, pods=(pod("decode", node=None, ready=False),)),
+        {},
+        Type.STALLED,
+        "True",
+        "TooFewGPUs",
+        "prefill: 1 worker of 1 nvidia.com/gpu each must fit",
+    ),
+    ("pinning", replace(HEALTHY, nodes=NO_GPUS), {}, Type.PINNING_SATISFIED, "False", "TooFewGPUs", "room for 0"),
+    ("no nodes", replace(HEALTHY, nodes=None), {}, Type.PINNING_SATISFIED, "Unknown", "NodesNotReadable", ""),
+    ("below target", unready("decode"), {}, Type.POOLS_AVAILABLE, "False", "BelowMinimum", "prefill 1/1, decode 0/1"),
+    ("no router to ask", replace(HEALTHY, router_ready=0), {}, Type.METRICS_AVAILABLE, "False", "Missing", "holds"),
+    (
+        "nobody answers",
+        replace(HEALTHY, latency=None, pods=(pod("prefill", load=None), pod("decode", load=None))),
+        {},
+        Type.METRICS_AVAILABLE,
+        "False",
+        "Missing",
+        "could not be asked",
+    ),
+    (
+        "one is silent",
+        replace(HEALTHY, pods=(pod("prefill", load=None), pod("decode"))),
+        {},
+        Type.METRICS_AVAILABLE,
+        "False",
+        "Stale",
+        "1 of 2 workers have no fresh report",
+    ),
+    ("off", HEALTHY, {"scaling.mode": "Off"}, Type.SCALING_LIMITED, "False", "ScalingOff", ""),
+    (
+        "ratio",
+        HEALTHY,
+        {"scaling.ratio": {"min": "1:4", "max": "1:2"}},
+        Type.RATIO_WITHIN_BOUNDS,
+        "False",
+        "OutOfBounds",
+        "1:1 is outside 1:4 to 1:2",
+    ),
+    ("no ratio", unready("decode"), {}, Type.RATIO_WITHIN_BOUNDS, "Unknown", "NoWorkers", ""),
+    ("transport", loads("TCP"), {}, Type.TRANSPORT_READY, "True", "InUse", "workers use 1 x TCP"),
+    (
+        "as asked",
+        loads("RDMA", "RDMA", "Unknown"),
+        {"transfer.transport": "RDMA"},
+        Type.TRANSPORT_READY,
+        "True",
+        "AsAsked",
+        "2 x RDMA",
+    ),
+    (
+        "better than asked",
+        loads("RDMA"),
+        {"transfer.transport": "TCP"},
+        Type.TRANSPORT_READY,
+        "True",
+        "AsAsked",
+        "1 x RDMA",
+    ),
+    (
+        "worse than asked",
+        loads("RDMA", "TCP"),
+        {"transfer.transport": "RDMA"},
+        Type.TRANSPORT_READY,
+        "False",
+        "WorseThanAsked",
+        "transfer.transport is RDMA; workers use 1 x RDMA, 1 x TCP",
+    ),
+    (
+        "required and not had",
+        with_problem(ProblemKind.TRANSPORT),
+        {"transfer": {"transport": "RDMA", "required": True}},
+        Type.TRANSPORT_READY,
+        "False",
+        "TransportUnavailable",
+        "give the pods a device",
+    ),
+    (
+        "simulated",
+        loads("Simulated"),
+        {"engine.type": "Simulated"},
+        Type.TRANSPORT_READY,
+        "True",
+        "Simulated",
+        "moves no bytes",
+    ),
+    ("paused", HEALTHY, {"scaling.pause": "ScaleDown"}, Type.PAUSED, "True", "PausedBySpec", "is ScaleDown"),
+]
+
+
+@pytest.mark.parametrize(
+    ("observation", "changes", "type_", "verdict", "reason", "message"),
+    [case[1:] for case in CASES],
+    ids=[case[0] for case in CASES],
+)
+def test_conditions(
+    observation: Observation, changes: dict[str, Any], type_: Type, verdict: str, reason: str, message: str
+) -> None:
+    found = condition(status_of(observation, changes), type_)
+    assert (found["status"], found["reason"]) == (verdict, reason)
+    assert message in found["message"]
+
+
+def test_a_pool_below_its_target_but_not_its_minimum() -> None:
+    found = condition(status_of(HEALTHY, targets={"prefill": 1, "decode": 3}), Type.POOLS_AVAILABLE)
+    assert (found["status"], found["reason"]) == ("False", "BelowTarget")
+
+
+def test_workers_on_loan_and_those_that_leave() -> None:
+    pods = (
+        pod("prefill", 0),
+        pod("prefill", 1, terminating=True),
+        *(pod("decode", index) for index in range(5)),
+        pod("decode", 5, role="prefill"),
+    )
+    status = status_of(replace(HEALTHY, pods=pods), targets={"prefill": 2, "decode": 5})
+    assert status["prefill"] == {"replicas": 1, "serving": 2, "target": 2, "onLoan": 0, "summary": "2/2"}
+    assert status["decode"] == {"replicas": 6, "serving": 5, "target": 5, "onLoan": 1, "summary": "5/5"}
+    assert (status["ratio"], status["replicas"]) == ("2:5", 7)
+
+
+def test_the_transport_is_measured() -> None:
+    status = status_of(loads("RDMA", "RDMA", kv_bytes_received=8_620_000_000, kv_seconds=0.2))
+    assert status["transport"] == {"inUse": "RDMA", "measuredGigabytesPerSecond": "43.1"}
+    assert status["summary"].startswith("Serving over RDMA: ")
+    assert status_of(loads("RDMA", "TCP"))["transport"] == {"inUse": "Mixed"}
+
+
+def test_a_spec_that_cannot_be_read_keeps_what_serves_and_calls_for_a_person() -> None:
+    problem = Problem(ProblemKind.INVALID_SPEC, "DisaggregatedModel llm/assistant", "spec.engine.type: VLLM is not")
+    status = status_of(replace(HEALTHY, problems=(problem,)), readable=False)
+    assert condition(status, Type.READY)["status"] == "True"
+    stalled = condition(status, Type.STALLED)
+    assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
+    assert status["observedGeneration"] == 3
+    assert "Needs a person: DisaggregatedModel llm/assistant: spec.engine.type" in status["summary"]
+
+
+def test_a_cured_problem_clears_by_itself() -> None:
+    broken = status_of(with_problem(ProblemKind.MISSING_OBJECT))
+    cured = status_of(HEALTHY, previous=broken, now=NOW + timedelta(hours=1))
+    assert condition(cured, Type.STALLED)["status"] == "False"
+    assert condition(cured, Type.STALLED)["lastTransitionTime"] == "2026-01-01T13:00:00Z"
+    assert condition(cured, Type.READY)["lastTransitionTime"] == "2026-01-01T12:00:00Z"
+
+
+def kstatus(generation: int, status: dict[str, Any]) -> str:
+    """sigs.k8s.io/cli-utils, pkg/kstatus/status/generic.go."""
+    of = {c["type"]: c["status"] for c in status.get("conditions", ())}
+    if status.get("observedGeneration", generation) != generation:
+        return "InProgress"
+    if of.get("Reconciling") == "True":
+        return "InProgress"
+    if of.get("Stalled") == "True":
+        return "Failed"
+    if "Ready" in of:
+        return "Current" if of["Ready"] == "True" else "InProgress"
+    return "Current"
+
+
+@pytest.mark.parametrize(
+    ("observation", "expected"),
+    [
+        (HEALTHY, "Current"),
+        (replace(HEALTHY, router_ready=0), "InProgress"),
+        (unready("decode"), "Current"),
+        (Observation(generation=3), "InProgress"),
+        (with_problem(ProblemKind.IMAGE_PULL), "Failed"),
+        (with_problem(ProblemKind.UNSCHEDULABLE), "Current"),
+    ],
+)
+def test_what_flux_and_helm_wait_for(observation: Observation, expected: str) -> None:
+    assert kstatus(3, status_of(observation)) == expected
+
+
+def test_before_the_operator_and_with_a_newer_spec_it_is_in_progress() -> None:
+    assert kstatus(1, {"observedGeneration": -1}) == "InProgress"
+    assert kstatus(4, status_of(HEALTHY)) == "InProgress"
+
+
+def test_small_moves_of_figures_are_not_written_and_large_ones_are() -> None:
+    first = status_of(loads("TCP", kv_bytes_received=10**9, kv_seconds=1.0))
+    near = replace(loads("TCP", kv_bytes_received=int(1.05e9), kv_seconds=1.0), latency=LatencyView(660, 30, 98))
+    later = NOW + timedelta(hours=1)
+    assert status_of(near, previous=first, now=later) == first
+    far = status_of(replace(near, latency=LatencyView(800, 30, 90)), previous=first, now=later)
+    assert far["latency"]["timeToFirstTokenP95Milliseconds"] == 800
+    assert far["latency"]["timePerOutputTokenP95Milliseconds"] == 31
+    assert far["latency"]["attainmentPercent"] == 90
+
+
+def test_what_others_own_survives() -> None:
+    decision = {"time": "2026-01-01T00:00:00Z", "action": "Hold", "reason": "Steady", "limitedBy": "maxGPUs"}
+    foreign = {**condition(status_of(HEALTHY), Type.READY), "type": "example.com/Audited"}
+    previous = {"decision": decision, "decisions": [decision], "conditions": [foreign], "memory": {"a": 1}}
+    status = status_of(HEALTHY, previous=previous)
+    assert (status["decision"], status["decisions"]) == (decision, [decision])
+    assert status["conditions"][-1] == foreign
+    assert "memory" not in status
+    limited = condition(status, Type.SCALING_LIMITED)
+    assert (limited["status"], limited["message"]) == ("True", "the last decision was limited by maxGPUs")
+
+
+pods = st.builds(
+    pod,
+    st.sampled_from(["prefill", "decode"]),
+    st.integers(0, 9),
+    ready=st.booleans(),
+    draining=st.booleans(),
+    terminating=st.booleans(),
+    role=st.sampled_from(["prefill", "decode", None]),
+    node=st.sampled_from(["n", None]),
+    load=st.none() | st.builds(report, transport=st.sampled_from(["TCP", "RDMA", "Unknown", "new"])),
+)
+observations = st.builds(
+    Observation,
+    generation=st.integers(1, 9),
+    pods=st.lists(pods, max_size=6).map(tuple),
+    deployments=st.lists(st.sampled_from([*DEPLOYMENTS, deployment("decode", 2, revision="r2")]), unique=True).map(
+        tuple
+    ),
+    nodes=st.none() | st.just(NODES) | st.just(NO_GPUS) | st.just(()),
+    router_ready=st.integers(0, 2),
+    latency=st.none() | st.builds(LatencyView, st.none() | st.integers(0, 9999)),
+    problems=st.lists(st.builds(Problem, st.sampled_from(ProblemKind), st.just("Pod x"), st.just("m")), max_size=3).map(
+        tuple
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(observations, st.booleans())
+def test_any_observation_gives_a_valid_status_that_comes_to_rest(observation: Observation, readable: bool) -> None:
+    first = status_of(observation, readable=readable)
+    assert {c["type"] for c in first["conditions"]} == set(Type)
+    assert all(c["reason"] and c["observedGeneration"] == observation.generation for c in first["conditions"])
+    before = copy.deepcopy(first)
+    again = status_of(observation, readable=readable, previous=first, now=NOW + timedelta(minutes=1))
+    assert again == first == before
+    if condition(first, Type.READY)["status"] == "True":
+        assert observation.router_ready
+        assert any(p.serving for p in observation.pods)
