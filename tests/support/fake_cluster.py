@@ -161,6 +161,23 @@ class FakeCluster:
         return None
 
 
+def simulated_model(prefill: int = 1, decode: int = 2, name: str = "assistant", **spec: Any) -> Object:
+    """A model as a user would write it, with fixed pools."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND,
+        "metadata": {"name": name, "namespace": "llm"},
+        "spec": {
+            "model": {"servedName": "assistant"},
+            "engine": {"type": "Simulated", "kvCache": {"memory": "1Gi"}},
+            "prefill": {"replicas": prefill},
+            "decode": {"replicas": decode},
+            "router": {"replicas": 1},
+            **spec,
+        },
+    }
+
+
 def _controller(obj: Object) -> dict[str, Any]:
     meta = obj["metadata"]
     return {

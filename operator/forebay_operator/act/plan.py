@@ -196,7 +196,7 @@ def _wanted(operation: Operation, observation: Observation, goal: PoolGoal) -> b
 def _grow(observation: Observation, pool: Pool, goal: PoolGoal, rules: Rules, draft: _Draft) -> None:
     """Add workers of the current revision: as many as are missing, and the surge while older ones are there.
 
-    Counted by what the Deployments say now, not by what this plan lowers: on a full cluster its place must be free first.
+    Counted by what the Deployments say now, not by what this plan lowers: on a full cluster a place must be free first.
     """
     held = {d.name: d.replicas for d in observation.deployments if d.pool == pool}
     current = held.get(goal.deployment, 0)

@@ -21,27 +21,12 @@ from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.gather import Gatherer, Nodes
 from forebay_operator.queue import RetryAfter
 from forebay_operator.reconcile import Reconciler
+from forebay_operator.status.build import build_status
 from support.fake_cluster import FakeCluster
+from support.fake_cluster import simulated_model as model
 from support.fake_kube import Call, FakeApi, Object, Refused
-from support.plain_status import plain_status
 
 KEY = ("llm", "assistant")
-
-
-def model(prefill: int = 1, decode: int = 2, **spec: Any) -> Object:
-    return {
-        "apiVersion": labels.API_VERSION,
-        "kind": labels.KIND,
-        "metadata": {"name": "assistant", "namespace": "llm"},
-        "spec": {
-            "model": {"servedName": "assistant"},
-            "engine": {"type": "Simulated", "kvCache": {"memory": "1Gi"}},
-            "prefill": {"replicas": prefill},
-            "decode": {"replicas": decode},
-            "router": {"replicas": 1},
-            **spec,
-        },
-    }
 
 
 @dataclass
@@ -52,7 +37,6 @@ class Bench:
     kube: KubeClient
     cluster: FakeCluster
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
-    status: Callable[..., dict[str, Any]] | None = None
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     on_failure: Callable[[], None] | None = None
 
@@ -67,7 +51,7 @@ class Bench:
             applier,
             Actuator(self.kube, applier, self.cluster),
             Recorder(self.kube, "test", lambda: self.now),
-            self.status or plain_status,
+            build_status,
             self.metrics,
             surroundings=Surroundings(operator_namespace="forebay"),
             resync=600.0,

@@ -1,0 +1,161 @@
+"""kopf's part: watch, and put the key of the model concerned into the queue. Nothing else is decided here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, cast
+
+import kopf
+
+from forebay_operator.act.apply import ApplyCache
+from forebay_operator.api import labels
+from forebay_operator.kube import (
+    BUDGETS,
+    DEPLOYMENTS,
+    MODELS,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+)
+from forebay_operator.watching import WatchHealth
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+
+ACTIVE: Final = (DEPLOYMENTS, PODS)
+"""Each event of theirs is a reason to look."""
+
+PASSIVE: Final = (SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, BUDGETS, NETWORK_POLICIES)
+"""Looked at only when somebody changed what we applied. Secrets are not watched: one would have to read them all."""
+
+NODE_DELAY_SECONDS: Final = 2.0
+"""Nodes change in groups."""
+
+
+Login = Callable[..., kopf.ConnectionInfo | None]
+
+
+def login(**options: Any) -> kopf.ConnectionInfo | None:
+    """By the pod's service account, else by the kubeconfig: as the operator's own client does."""
+    return kopf.login_with_service_account(**options) or kopf.login_with_kubeconfig(**options)
+
+
+class Queue(Protocol):
+    def add(self, key: Key, delay: float = 0.0) -> None: ...
+
+    def forget(self, key: Key) -> None: ...
+
+
+class Watches:
+    def __init__(
+        self,
+        queue: Queue,
+        cache: ApplyCache,
+        health: WatchHealth,
+        clock: Callable[[], float],
+        on_nodes: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._queue = queue
+        self._cache = cache
+        self._health = health
+        self._clock = clock
+        self._on_nodes = on_nodes
+        self._models: set[Key] = set()
+        self._nodes: dict[str, str] = {}
+
+    def model(self, kind: str | None, obj: Mapping[str, Any]) -> None:
+        key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
+        self._health.seen(key)
+        if kind == "DELETED":
+            self._models.discard(key)
+        else:
+            self._models.add(key)
+        # A deletion too: the reconcile finds nothing and forgets what it held.
+        self._queue.add(key)
+
+    def child(self, kind: str | None, obj: Mapping[str, Any], *, active: bool) -> None:
+        meta = obj["metadata"]
+        model = (meta.get("labels") or {}).get(labels.MODEL)
+        if model is None:
+            return
+        gone = kind == "DELETED"
+        key = (obj["apiVersion"], obj["kind"], meta.get("namespace", ""), meta["name"])
+        changed = self._cache.drop(key) if gone else self._cache.seen(obj)
+        if active or changed or gone:
+            self._queue.add((meta["namespace"], model))
+
+    def node(self, kind: str | None, obj: Mapping[str, Any]) -> None:
+        """Its heartbeats are no news; its labels, resources, readiness and cordon are."""
+        name = obj["metadata"]["name"]
+        status, spec = obj.get("status") or {}, obj.get("spec") or {}
+        ready = [c.get("status") for c in status.get("conditions") or [] if c.get("type") == "Ready"]
+        facts = [obj["metadata"].get("labels"), status.get("allocatable"), spec.get("unschedulable"), ready]
+        mark = "" if kind == "DELETED" else hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        if self._nodes.get(name, "") == mark:
+            return
+        if mark:
+            self._nodes[name] = mark
+        else:
+            del self._nodes[name]
+        self._on_nodes()
+        for key in self._models:
+            self._queue.add(key, NODE_DELAY_SECONDS)
+
+
+def registry(watches: Watches, *, nodes: bool, authenticate: Login = login) -> kopf.OperatorRegistry:
+    """Handlers of raw events only: kopf then writes nothing to any object, neither finalizers nor annotations."""
+    made = kopf.OperatorRegistry()
+    kopf.on.login(id="login", registry=made)(authenticate)
+    _watch(made, MODELS, lambda kind, obj: watches.model(kind, obj))
+    for resource in ACTIVE:
+        _watch(made, resource, lambda kind, obj: watches.child(kind, obj, active=True))
+    for resource in PASSIVE:
+        _watch(made, resource, lambda kind, obj: watches.child(kind, obj, active=False))
+    if nodes:
+        _watch(made, NODES, lambda kind, obj: watches.node(kind, obj))
+    return made
+
+
+def _watch(
+    made: kopf.OperatorRegistry, resource: Resource, handle: Callable[[str | None, dict[str, Any]], None]
+) -> None:
+    version = resource.api_version.rpartition("/")[2]
+
+    # The id is given, for kopf would make one of the qualified name of this inner function.
+    @kopf.on.event(resource.group, version, resource.plural, id=f"watch-{resource.plural}", registry=made)
+    async def seen(event: kopf.RawEvent, **_: Any) -> None:
+        obj = dict(cast(Mapping[str, Any], event["object"]))
+        obj.setdefault("apiVersion", resource.api_version)
+        obj.setdefault("kind", resource.kind)
+        handle(cast("str | None", event["type"]), obj)
+
+
+def settings(*, request_timeout: float = 30.0) -> kopf.OperatorSettings:
+    """What must not be left to kopf's defaults, and why."""
+    made = kopf.OperatorSettings()
+    # Only our children are sent to us. A string key with a slash matches nothing, and says nothing.
+    for resource in (*ACTIVE, *PASSIVE):
+        version = resource.api_version.rpartition("/")[2]
+        made.watching.label_selectors[resource.group, version, resource.plural] = labels.MODEL
+    made.watching.chunk_size = 500
+    made.watching.reconnect_backoff = 1.0
+    # The default of 300 s would hold a watch up for as long.
+    made.networking.request_timeout = request_timeout
+    made.networking.connect_timeout = 5.0
+    # We write our own Events and lead by our own Lease.
+    made.posting.enabled = False
+    made.peering.standalone = True
+    # The set of kinds is fixed, and looking for new ones takes rights on all CRDs and namespaces.
+    made.scanning.disabled = True
+    made.persistence.finalizer = f"{labels.GROUP}/finalizer"
+    made.queueing.idle_timeout = 2.0
+    return made

@@ -1,0 +1,263 @@
+"""The `forebay-operator` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import kopf
+
+from forebay_operator import handlers
+from forebay_operator.act.actuator import Actuator
+from forebay_operator.act.apply import Applier, ApplyCache
+from forebay_operator.build.surroundings import Surroundings
+from forebay_operator.events import Recorder
+from forebay_operator.health import HealthServer
+from forebay_operator.kube import POD_MONITORS, ApiError, Forbidden, Kube, KubeClient, NotFound
+from forebay_operator.leader import LeaderElector
+from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.gather import Gatherer, Nodes
+from forebay_operator.observe.load import HttpWorkers, Workers
+from forebay_operator.queue import WorkQueue
+from forebay_operator.reconcile import Key, Reconciler, StatusBuilder
+from forebay_operator.settings import Settings
+from forebay_operator.status.build import build_status
+from forebay_operator.watching import WatchHealth
+from forebay_wire import VERSION
+
+log = logging.getLogger("forebay_operator")
+
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+STOP_SECONDS: Final = 10.0
+"""For work under way after SIGTERM; every step can be repeated, so no more is needed."""
+
+
+class LeaseLost(Exception):
+    pass
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT came while kopf ran: it takes over the handlers of both."""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> Settings:
+    """Settings from the command line. Exits with 2 and one line on a bad one."""
+    parser = argparse.ArgumentParser(
+        prog="forebay-operator",
+        description="Runs DisaggregatedModels: prefill and decode workers, routers, and the ratio between them.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="serve models of this namespace only; may be given several times. Without it: of all namespaces",
+    )
+    parser.add_argument("--operator-namespace", default=_own_namespace(), help="where the operator's Lease is")
+    parser.add_argument("--lease-name", default="forebay-operator")
+    parser.add_argument("--host", default="0.0.0.0", help="of /healthz, /readyz and /metrics")  # noqa: S104
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--workers", type=int, default=8, help="models reconciled at once")
+    parser.add_argument("--engine-image", help="for models that name none")
+    parser.add_argument("--router-image", help="for models that name none")
+    parser.add_argument("--monitoring-namespace", help="where Prometheus runs: NetworkPolicies let it in")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    args = parser.parse_args(argv)
+    if not 1 <= args.workers <= 256:
+        parser.error(f"--workers is {args.workers}; must be from 1 to 256")
+    if not 0 <= args.port <= 65535:
+        parser.error(f"--port is {args.port}; must be from 0 to 65535")
+    return Settings(
+        namespace=args.operator_namespace,
+        identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}",
+        namespaces=tuple(args.namespace),
+        lease_name=args.lease_name,
+        host=args.host,
+        port=args.port,
+        workers=args.workers,
+        log_level=args.log_level,
+        surroundings=Surroundings(
+            operator_namespace=args.operator_namespace,
+            monitoring_namespace=args.monitoring_namespace,
+            engine_image=args.engine_image,
+            router_image=args.router_image,
+        ),
+    )
+
+
+def _own_namespace() -> str:
+    with contextlib.suppress(OSError):
+        return NAMESPACE_FILE.read_text().strip()
+    return os.environ.get("POD_NAMESPACE", "default")
+
+
+class Operator:
+    """All parts of one operator process, wired. `run` is its life."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kube: Kube,
+        workers: Workers,
+        status: StatusBuilder,
+        metrics: OperatorMetrics,
+        elector: LeaderElector,
+        *,
+        pod_monitors: bool,
+        authenticate: handlers.Login = handlers.login,
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        self._settings = settings
+        self._clock = clock
+        self._elector = elector
+        self._metrics = metrics
+        self._authenticate = authenticate
+        self.watches = WatchHealth(settings.watch_stale_after)
+        cache = ApplyCache()
+        applier = Applier(kube, cache)
+        nodes = Nodes(kube, clock, readable=not settings.namespaces)
+        self.reconciler = Reconciler(
+            kube,
+            Gatherer(kube, workers, nodes),
+            applier,
+            Actuator(kube, applier, workers),
+            Recorder(kube, settings.identity),
+            status,
+            metrics,
+            surroundings=replace(settings.surroundings, pod_monitors=pod_monitors),
+            resync=settings.resync,
+            rng=random.Random(),
+            wrote=lambda key: self.watches.wrote(key, clock()),
+        )
+        self.queue: WorkQueue[Key] = WorkQueue(
+            self.reconciler.reconcile,
+            workers=settings.workers,
+            timeout=settings.reconcile_timeout,
+            clock=clock,
+            rng=random.Random(),
+            observer=metrics,
+        )
+        metrics.watch_queue(self.queue.due, clock)
+        self._watching = handlers.Watches(self.queue, cache, self.watches, clock, on_nodes=nodes.changed)
+        self.watched = asyncio.Event()
+        """Set once kopf watches."""
+
+    def alive(self) -> str | None:
+        """For the liveness probe: what a restart would cure."""
+        now = self._clock()
+        age = now - self.queue.last_turn
+        if self._elector.is_leader() and age > 2 * self._settings.reconcile_timeout:
+            return f"no worker of the queue has looked for work for {age:.0f} s"
+        return self.watches.stale(now)
+
+    async def run(self) -> None:
+        """Stand by, lead, work. Returns when a signal came; raises a group with LeaseLost or what ended a part."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._lead())
+                await self._elector.acquired()
+                self._metrics.leading(True)
+                group.create_task(self.queue.run())
+                group.create_task(self._watch())
+        except* Stopped:
+            pass
+
+    async def _lead(self) -> None:
+        await self._elector.run()
+        self._metrics.leading(False)
+        raise LeaseLost(f"lost the Lease {self._settings.namespace}/{self._settings.lease_name}")
+
+    async def _watch(self) -> None:
+        stop = asyncio.Event()
+        namespaces = self._settings.namespaces
+        try:
+            await kopf.operator(
+                registry=handlers.registry(self._watching, nodes=not namespaces, authenticate=self._authenticate),
+                settings=handlers.settings(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                stop_flag=stop,
+                ready_flag=self.watched,
+            )
+        finally:
+            stop.set()
+        raise Stopped
+
+
+async def has_pod_monitors(kube: Kube, namespaces: Sequence[str]) -> bool:
+    """Whether the cluster has that kind, and we may use it."""
+    try:
+        await kube.list(POD_MONITORS, namespaces[0] if namespaces else None)
+    except (NotFound, Forbidden):
+        return False
+    return True
+
+
+async def serve(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. Raises LeaseLost in a group, ApiError without an API server, OSError for a port."""
+    loop = asyncio.get_running_loop()
+    metrics = OperatorMetrics()
+    elector: LeaderElector | None = None
+    kube = await KubeClient.connect(
+        may_write=lambda: elector is not None and elector.is_leader(), on_request=metrics.requested
+    )
+    workers = HttpWorkers()
+    elector = LeaderElector(
+        kube,
+        namespace=settings.namespace,
+        name=settings.lease_name,
+        identity=settings.identity,
+        clock=loop.time,
+        times=settings.lease,
+    )
+    pod_monitors = await has_pod_monitors(kube, settings.namespaces)
+    operator = Operator(settings, kube, workers, build_status, metrics, elector, pod_monitors=pod_monitors)
+    health = HealthServer(settings.host, settings.port, metrics, operator.alive)
+    await health.start()
+    running = asyncio.create_task(operator.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    where = ", ".join(settings.namespaces) or "all namespaces"
+    log.info("operator %s %s serves %s; health at port %d", VERSION, settings.identity, where, health.port)
+    try:
+        await running
+        log.info("stopped")
+    except asyncio.CancelledError:
+        log.info("stopped while standing by")
+    finally:
+        await health.close()
+        await workers.close()
+        await kube.close()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    settings = parse_args(argv)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    try:
+        asyncio.run(serve(settings))
+    except* (LeaseLost, ApiError, OSError) as group:
+        for error in group.exceptions:
+            print(f"forebay-operator: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""A whole operator in this process, kopf included, against the fake API server; and its parts that kopf drives."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import kopf
+import pytest
+
+from forebay_operator import handlers
+from forebay_operator.act.apply import ApplyCache
+from forebay_operator.api import labels
+from forebay_operator.build.surroundings import Surroundings
+from forebay_operator.health import HealthServer
+from forebay_operator.kube import KubeClient
+from forebay_operator.leader import LeaderElector, LeaseTimes
+from forebay_operator.main import LeaseLost, Operator, has_pod_monitors, parse_args
+from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.settings import Settings
+from forebay_operator.status.build import build_status
+from forebay_operator.watching import WatchHealth
+from support.fake_cluster import FakeCluster, simulated_model
+from support.fake_kube import Call, FakeApi, Object, Refused, eventually
+
+KEY = ("llm", "assistant")
+TIMES = LeaseTimes(duration=1.5, renew_deadline=1.0, retry=0.1)
+
+
+@asynccontextmanager
+async def operator(
+    api: FakeApi, cluster: FakeCluster, identity: str = "one", **options: Any
+) -> AsyncIterator[Operator]:
+    settings = Settings("forebay", identity, lease=TIMES, surroundings=Surroundings("forebay"), **options)
+    metrics = OperatorMetrics()
+    elector: LeaderElector | None = None
+    kube: KubeClient = api.client(
+        may_write=lambda: elector is not None and elector.is_leader(), on_request=metrics.requested
+    )
+    elector = LeaderElector(
+        kube,
+        namespace="forebay",
+        name=settings.lease_name,
+        identity=identity,
+        clock=asyncio.get_running_loop().time,
+        times=TIMES,
+    )
+    made = Operator(
+        settings,
+        kube,
+        cluster,
+        build_status,
+        metrics,
+        elector,
+        pod_monitors=False,
+        authenticate=lambda **_: kopf.ConnectionInfo(server=api.url),
+    )
+    task = asyncio.create_task(made.run())
+    made.task = task  # type: ignore[attr-defined]
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await kube.close()
+
+
+@pytest.fixture
+def cluster(api: FakeApi) -> FakeCluster:
+    made = FakeCluster(api)
+    api.on_write = made.control
+    api.missing.add("podmonitors")
+    return made
+
+
+def ready(api: FakeApi, name: str = "assistant") -> bool:
+    held = api.find("disaggregatedmodels", name)
+    conditions = (held or {}).get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+async def rested(api: FakeApi) -> None:
+    """Nothing but the Lease is written for twenty of its renewals, which come ten times a second here."""
+
+    def tail() -> list[str]:
+        return [call.plural for call in api.writes()[-20:]]
+
+    await eventually(lambda: len(tail()) == 20 and set(tail()) == {"leases"}, "rest")
+
+
+async def test_from_apply_to_delete(api: FakeApi, cluster: FakeCluster) -> None:
+    async with operator(api, cluster) as running:
+        await asyncio.wait_for(running.watched.wait(), 10)
+        api.put(simulated_model(1, 2))
+        await eventually(lambda: ready(api), "the model ready")
+        await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "roles")
+
+        loop = asyncio.get_running_loop()
+        held = copy.deepcopy(api.find("disaggregatedmodels", "assistant"))
+        assert held is not None
+        cluster.kill(cluster.workers("prefill")[0]["metadata"]["name"])
+        cluster.control()
+        started = loop.time()
+        await eventually(lambda: cluster.roles()["prefill"] == 1, "the new worker's role")
+        assert loop.time() - started < 5.0, "5 times the second that a role switch may take"
+
+        service = copy.deepcopy(api.find("services", "assistant-router"))
+        assert service is not None
+        service["spec"]["selector"] = {"app": "other"}
+        api.put(service)
+        await eventually(
+            lambda: (api.find("services", "assistant-router") or {})["spec"]["selector"] != {"app": "other"},
+            "the Service put back",
+        )
+
+        finalizers = [o["metadata"].get("finalizers") for o in api.objects.values()]
+        assert not any(finalizers), "kopf writes nothing"
+        kinds = {call.plural for call in api.calls if call.verb in ("list", "watch")}
+        assert "secrets" not in kinds
+        assert "customresourcedefinitions" not in kinds
+        for call in api.calls:
+            if call.verb == "watch" and call.plural in ("pods", "deployments", "services"):
+                assert call.query.get("labelSelector") == labels.MODEL, "only our children are watched"
+
+        await rested(api)
+        assert running.queue.due.next_due() is not None, "the next resync"
+        api.remove("disaggregatedmodels", "assistant")
+        await eventually(lambda: running.queue.due.next_due() is None, "nothing left to do")
+        assert running.alive() is None
+
+
+async def test_it_comes_to_rest_and_survives_dying_watches(api: FakeApi, cluster: FakeCluster) -> None:
+    async with operator(api, cluster):
+        api.put(simulated_model(1, 1))
+        await eventually(lambda: ready(api) and cluster.roles() == {"prefill": 1, "decode": 1}, "the model ready")
+        await rested(api)
+        api.close_watches()
+        api.put({**(api.find("disaggregatedmodels", "assistant") or {}), "spec": simulated_model(1, 2)["spec"]})
+        await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "the change seen after a relist")
+
+
+async def test_a_standby_takes_over_and_the_loser_ends(api: FakeApi, cluster: FakeCluster) -> None:
+    # Both begin before either leads: kopf, when it ends, cancels every younger task of its loop. In life each has a
+    # process of its own.
+    async with operator(api, cluster, "one") as one, operator(api, cluster, "two") as two:
+        api.put(simulated_model(1, 1))
+        await eventually(lambda: ready(api), "the model ready")
+        leader = str((api.find("leases", "forebay-operator", "forebay") or {})["spec"]["holderIdentity"])
+        first, second = (one, two) if leader == "one" else (two, one)
+        assert not second.watched.is_set(), "a standby watches nothing"
+
+        def before(call: Call) -> None:
+            if call.plural == "leases" and call.write and call.body["spec"]["holderIdentity"] == leader:
+                raise Refused(500, "InternalError")
+
+        api.before = before
+        ended, _ = await asyncio.wait([first.task], timeout=10)  # type: ignore[attr-defined]
+        assert [type(error) for error in next(iter(ended)).exception().exceptions] == [LeaseLost]
+        await asyncio.wait_for(second.watched.wait(), 10)
+        api.put({**(api.find("disaggregatedmodels", "assistant") or {}), "spec": simulated_model(1, 2)["spec"]})
+        await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "the other's work")
+
+
+async def test_what_the_liveness_probe_sees(api: FakeApi, cluster: FakeCluster) -> None:
+    async with operator(api, cluster, port=0) as running:
+        health = HealthServer("127.0.0.1", 0, OperatorMetrics(), running.alive)
+        await health.start()
+        async with aiohttp.ClientSession() as session:
+            for path, expected in (("/healthz", 200), ("/readyz", 200), ("/metrics", 200)):
+                async with session.get(f"http://127.0.0.1:{health.port}{path}") as response:
+                    assert response.status == expected
+            running.watches.wrote(KEY, asyncio.get_running_loop().time() - 1000)
+            async with session.get(f"http://127.0.0.1:{health.port}/healthz") as response:
+                assert response.status == 500
+                assert "has not come back through its watch" in await response.text()
+            async with session.get(f"http://127.0.0.1:{health.port}/readyz") as response:
+                assert response.status == 200, "readiness is another question"
+        await health.close()
+
+
+def test_watch_health() -> None:
+    health = WatchHealth(60.0)
+    assert health.stale(1e9) is None
+    health.wrote("a", 0.0)
+    health.wrote("a", 50.0)
+    assert health.stale(60.0) is None
+    assert health.stale(60.1) is not None, "the first write counts"
+    health.seen("a")
+    assert health.stale(1e9) is None
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.keys: list[tuple[str, str]] = []
+
+    def add(self, key: tuple[str, str], delay: float = 0.0) -> None:
+        self.keys.append(key)
+
+    def forget(self, key: tuple[str, str]) -> None: ...
+
+
+def child(kind: str, **values: Any) -> Object:
+    meta = {"name": "x", "namespace": "llm", "labels": {labels.MODEL: "assistant"}}
+    return {"apiVersion": "v1", "kind": kind, "metadata": meta, **values}
+
+
+def test_which_events_are_a_reason_to_look() -> None:
+    asked, cache = Asked(), ApplyCache()
+    watches = handlers.Watches(asked, cache, WatchHealth(60.0), lambda: 0.0)
+    cache.store(("v1", "Service", "llm", "x"), "intent", child("Service", spec={"a": 1}))
+    watches.child("MODIFIED", child("Service", spec={"a": 1}, status={"b": 2}), active=False)
+    assert asked.keys == [], "our own write coming back"
+    watches.child("MODIFIED", child("Service", spec={"a": 2}), active=False)
+    assert asked.keys == [KEY]
+    watches.child("DELETED", child("Service"), active=False)
+    watches.child("MODIFIED", child("Pod"), active=True)
+    assert asked.keys == [KEY] * 3
+    stranger = child("Pod")
+    del stranger["metadata"]["labels"]
+    watches.child("MODIFIED", stranger, active=True)
+    assert asked.keys == [KEY] * 3
+
+
+def test_a_nodes_heartbeat_is_no_news() -> None:
+    asked = Asked()
+    watches = handlers.Watches(asked, ApplyCache(), WatchHealth(60.0), lambda: 0.0)
+    watches.model("ADDED", simulated_model())
+    node: Object = {"metadata": {"name": "n1"}, "status": {"allocatable": {"nvidia.com/gpu": "4"}, "conditions": []}}
+    watches.node(None, node)
+    asked.keys.clear()
+    watches.node("MODIFIED", {**node, "status": {**node["status"], "images": ["x"]}})
+    assert asked.keys == []
+    watches.node("MODIFIED", {**node, "spec": {"unschedulable": True}})
+    watches.node("DELETED", node)
+    assert asked.keys == [KEY, KEY]
+
+
+async def test_pod_monitors_are_used_where_there_are_any(api: FakeApi, kube: KubeClient) -> None:
+    assert await has_pod_monitors(kube, ())
+    api.missing.add("podmonitors")
+    assert not await has_pod_monitors(kube, ("llm",))
+
+
+def test_the_command_line() -> None:
+    made = parse_args(["--namespace", "a", "--namespace", "b", "--operator-namespace", "ops", "--engine-image", "e:1"])
+    assert made.namespaces == ("a", "b")
+    assert made.surroundings == Surroundings("ops", engine_image="e:1")
+    assert parse_args([]).identity != parse_args([]).identity, "two processes of one pod name differ"
+    for bad in (["--workers", "0"], ["--port", "70000"], ["--colour"]):
+        with pytest.raises(SystemExit):
+            parse_args(bad)
