@@ -34,7 +34,7 @@ format: install
 	$(BIN)/ruff format .
 
 generate: install
-	$(PY) -m forebay_operator.api.crd > crds/serving.forebay.dev_disaggregatedmodels.yaml
+	$(PY) charts/chart_tools.py
 
 soak: install
 	$(PY) -m pytest tests -m soak

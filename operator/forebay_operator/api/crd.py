@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the pydantic models: `python -m forebay_operator.api.crd > crds/...yaml`.
+"""The CustomResourceDefinition, made from the pydantic models. `make generate` writes it to crds/ and into the chart.
 
 pydantic's JSON schema is not what the API server takes: a structural schema knows no $ref, no null type and no const,
 wants a type on every node, and drops or refuses the rest (notes in docs/decisions/0006-crd-generator.md). This module

@@ -12,49 +12,7 @@ from forebay_operator.build.router import router_template
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.build.worker import worker_deployment, worker_template
 from support.manifests import make_model
-
-RESTRICTED_VOLUMES = {
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "image",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-}
-
-
-def violations(pod: dict[str, Any]) -> set[str]:
-    """What Kubernetes' restricted pod security standard refuses in a pod spec."""
-    found = set()
-    for key in ("hostNetwork", "hostPID", "hostIPC"):
-        if pod.get(key):
-            found.add(key)
-    for volume in pod.get("volumes", ()):
-        found |= {f"volume {kind}" for kind in set(volume) - {"name"} - RESTRICTED_VOLUMES}
-    whole = pod.get("securityContext", {})
-    for container in (*pod["containers"], *pod.get("initContainers", ())):
-        own = container.get("securityContext", {})
-        if own.get("privileged"):
-            found.add("privileged")
-        if own.get("allowPrivilegeEscalation") is not False:
-            found.add("allowPrivilegeEscalation")
-        if not own.get("runAsNonRoot", whole.get("runAsNonRoot")):
-            found.add("runAsNonRoot")
-        if own.get("seccompProfile", whole.get("seccompProfile", {})).get("type") not in (
-            "RuntimeDefault",
-            "Localhost",
-        ):
-            found.add("seccompProfile")
-        capabilities = own.get("capabilities", {})
-        if "ALL" not in capabilities.get("drop", ()):
-            found.add("capabilities not dropped")
-        found |= {f"capability {name}" for name in set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}}
-        if any("hostPort" in port for port in container.get("ports", ())):
-            found.add("hostPort")
-    return found
+from support.pod_security import violations
 
 
 @pytest.mark.parametrize(
