@@ -1,4 +1,4 @@
-"""Which workers there are. One interface, one implementation so far: the workers file that local mode writes."""
+"""Which workers there are. One interface; here with the workers file that local mode writes, in pods.py with pods."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class Endpoint:
     port: int
     pool: str
     role: str | None
+    draining: bool = False
+    """It gets nothing new; what runs on it goes on."""
 
 
 View = tuple[Endpoint, ...]
@@ -88,7 +90,8 @@ class Roles:
         without = {entry.name for entry in entries if entry.role is None}
         self._without_since = {name: self._without_since.get(name, now) for name in without}
         return tuple(
-            Endpoint(entry.name, entry.host, entry.port, entry.pool, self._role(entry, now)) for entry in entries
+            Endpoint(entry.name, entry.host, entry.port, entry.pool, self._role(entry, now), entry.draining)
+            for entry in entries
         )
 
     def _role(self, entry: WorkerEntry, now: float) -> str | None:

@@ -19,7 +19,8 @@ import uvloop
 
 from forebay_router import trust
 from forebay_router.app import Router
-from forebay_router.discovery import WorkersFileDiscovery
+from forebay_router.discovery import Discovery, WorkersFileDiscovery
+from forebay_router.pods import ApiFailed, ApiServer, PodDiscovery
 from forebay_router.server import Listener
 from forebay_router.settings import RouterSettings
 from forebay_wire import VERSION
@@ -55,9 +56,10 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_port, default=8000)
     parser.add_argument("--name", default=socket.gethostname(), help="id of this router towards its workers")
-    parser.add_argument(
-        "--workers-file", type=Path, required=True, help="JSON list of the workers; may change any time"
-    )
+    workers = parser.add_mutually_exclusive_group(required=True)
+    workers.add_argument("--workers-file", type=Path, help="JSON list of the workers; may change any time")
+    workers.add_argument("--kubernetes-model", metavar="NAME", help="the workers are the pods of this model")
+    parser.add_argument("--kubernetes-namespace", default="default", help="where the model is")
     parser.add_argument("--token-file", type=Path, help="the per-model secret that workers ask for")
     parser.add_argument("--served-name", help="model name that clients send; by default what the workers report")
     parser.add_argument("--fallback", choices=("both-phases", "refuse"), default="both-phases")
@@ -76,6 +78,8 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
         host=args.host,
         port=args.port,
         workers_file=args.workers_file,
+        kubernetes_namespace=args.kubernetes_namespace,
+        kubernetes_model=args.kubernetes_model,
         token=trust.load_token(args.token_file) if args.token_file else None,
         served_name=args.served_name,
         both_phases=args.fallback == "both-phases",
@@ -89,13 +93,23 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     )
 
 
+def discovery_of(settings: RouterSettings) -> Discovery:
+    """Raises ApiFailed when the pods are asked for outside of a cluster."""
+    if settings.workers_file is not None:
+        return WorkersFileDiscovery(settings.workers_file, settings.role_grace)
+    assert settings.kubernetes_model is not None
+    return PodDiscovery(
+        ApiServer.in_cluster(), settings.kubernetes_namespace, settings.kubernetes_model, settings.role_grace
+    )
+
+
 async def serve(settings: RouterSettings) -> None:
     """Serve until SIGTERM or SIGINT; then accept no more, finish what runs within the drain timeout, and return."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    router = Router(settings, WorkersFileDiscovery(settings.workers_file, settings.role_grace))
+    router = Router(settings, discovery_of(settings))
     listener = Listener(router.handle, settings)
     try:
         server = await loop.create_server(listener, settings.host, settings.port, backlog=BACKLOG)
@@ -138,6 +152,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _raise_file_limit()
     try:
         uvloop.run(serve(settings))
+    except ApiFailed as error:
+        sys.exit(_fail(str(error)))
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         sys.exit(_fail(f"cannot listen on {settings.host}:{settings.port}: {reason}"))

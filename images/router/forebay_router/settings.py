@@ -17,7 +17,11 @@ class RouterSettings:
 
     host: str
     port: int
-    workers_file: Path
+    workers_file: Path | None
+    """None: the workers are the pods of `kubernetes_model`."""
+
+    kubernetes_namespace: str = "default"
+    kubernetes_model: str | None = None
     token: bytes | None = None
     """The per-model secret: bearer of every call to a worker. None: workers' internal endpoints will refuse us."""
 

@@ -43,6 +43,9 @@ class Worker:
         self.port = endpoint.port
         self.pool = endpoint.pool
         self.role = endpoint.role
+        self.draining = endpoint.draining
+        """By discovery; the worker's own word is in its report."""
+
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         self.url = f"http://{host}:{endpoint.port}"
         self.report: LoadReport | None = None
@@ -110,7 +113,7 @@ class Worker:
             return Health.DEAD if self._failed else Health.UNKNOWN
         if not self._streaming or self._failed:
             return Health.DEAD
-        if report.draining:
+        if self.draining or report.draining:
             return Health.DRAINING
         if not report.ready:
             return Health.LOADING
@@ -227,7 +230,9 @@ class Workers:
             if held is not None:
                 if held.role != endpoint.role:
                     log.info("worker %s: role %s -> %s", name, held.role, endpoint.role)
-                held.role, held.pool = endpoint.role, endpoint.pool
+                if held.draining != endpoint.draining:
+                    log.info("worker %s: %s", name, "draining" if endpoint.draining else "serving again")
+                held.role, held.pool, held.draining = endpoint.role, endpoint.pool, endpoint.draining
                 continue
             worker = Worker(
                 endpoint, suspect_after=self._suspect_after, wedged_after=self._wedged_after, now=self._clock()

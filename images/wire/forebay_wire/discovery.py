@@ -1,4 +1,4 @@
-"""The workers file: how local mode tells the router which workers there are (Kubernetes does it by pod labels)."""
+"""The workers file: how local mode tells the router which workers there are (pods' labels do it in Kubernetes)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ class WorkerEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     role: str | None = None
     """The role the router serves it in; null: not set yet, the home pool counts after the grace period."""
+
+    draining: bool = False
+    """It is to leave: what runs on it goes on, nothing new is sent."""
 
 
 class WorkersFile(msgspec.Struct, forbid_unknown_fields=True):
