@@ -1,4 +1,4 @@
-"""The chart's generated files (`python charts/chart_tools.py`), and the one place that knows how to run Helm.
+"""Files generated from the API and the chart (`python charts/chart_tools.py`), and how to run Helm, in one place.
 
 Helm is the library of helm-python-sdk where that is installed, else the `helm` binary.
 """
@@ -18,11 +18,13 @@ from typing import Any
 import yaml
 
 from forebay_operator.api import crd
+from forebay_operator.api.reference import render_reference
 
 CHART = Path(__file__).parent / "forebay"
 CRD_TEMPLATE = CHART / "templates" / "crd.yaml"
 README = CHART / "README.md"
 INSTALL = Path(__file__).parent / "install.yaml"
+API_REFERENCE = Path(__file__).parents[1] / "docs" / "api.md"
 NAMESPACE = "forebay-system"
 HELM_SECONDS = 60
 
@@ -185,6 +187,7 @@ def install() -> str:
 def main() -> None:
     crds = Path(__file__).parents[1] / "crds"
     (crds / f"{crd.labels.GROUP}_{crd.PLURAL}.yaml").write_text(crd.render())
+    API_REFERENCE.write_text(render_reference())
     CRD_TEMPLATE.write_text(crd_template())
     README.write_text(readme())
     if problem := helm_missing():

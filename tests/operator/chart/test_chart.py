@@ -14,6 +14,7 @@ import yaml
 from chart_tools import CHART, HelmRefused, documented_values, lint, render
 
 from forebay_operator import kube
+from forebay_operator.api.reference import render_reference
 from forebay_operator.build.ports import HTTP
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.main import parse_args
@@ -229,9 +230,10 @@ def test_the_crd_is_the_generated_one_and_is_kept() -> None:
     [
         (chart_tools.CRD_TEMPLATE, chart_tools.crd_template),
         (chart_tools.README, chart_tools.readme),
+        (chart_tools.API_REFERENCE, render_reference),
         (chart_tools.INSTALL, chart_tools.install),
     ],
-    ids=["crd", "readme", "install"],
+    ids=["crd", "readme", "api reference", "install"],
 )
 def test_generated_files_are_current(path: Path, make: Any) -> None:
     assert path.read_text() == make(), "run `make generate` and commit the result"
