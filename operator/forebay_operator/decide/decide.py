@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from forebay_operator.decide import reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate, absorb, estimate
@@ -18,6 +20,7 @@ UNEXPLAINED_SHARE = 0.1
 
 DEMAND_TARGET = 0.8
 STARVED_WORKERS = 0.5
+SPARE = 0.85
 DROP_SECONDS = 120.0
 """A move that has not ended after its gear's time, its drain and this is no longer waited for."""
 
@@ -99,6 +102,10 @@ class _Call:
 
     def _choose(self, found: Valued, seen: Estimate) -> Decision:
         memory = self.memory
+        rescued = self._rescue(seen)
+        if rescued is not None:
+            memory.confirming = 0
+            return rescued
         best = found.options[0]
         if best.split == self.before or best.gain < found.bar:
             memory.confirming = 0
@@ -117,27 +124,45 @@ class _Call:
                     f"{100 * measured:.0f} % missed in ten minutes, the model expects {100 * found.modelled:.0f} %",
                 )
         towards = best.split.prefill - self.before.prefill
-        reason, starving = reasons.BETTER_SPLIT, self._starved(seen, towards > 0)
-        if not starving and memory.confirming * towards <= 0:
+        if memory.confirming * towards <= 0:
             memory.confirming = 1 if towards > 0 else -1
             return self._hold(reasons.CONFIRMING, f"{best.split} would gain {100 * best.gain:.1f} points; seen once")
         memory.confirming = 0
-        if starving:
-            reason = reasons.STARVED
         return self._to(
             best.split,
-            reason,
+            reasons.BETTER_SPLIT,
             f"{best.split} is expected to miss {100 * best.gain:.1f} points less than {self.before} "
             f"over the next {found.dwell:.0f} s",
         )
 
-    def _starved(self, seen: Estimate, prefill: bool) -> bool:
-        """Demand over what serves the role by half a worker, in a gear that is cheap to take back."""
+    def _rescue(self, seen: Estimate) -> Decision | None:
+        """A role whose demand is half a worker over what serves it, while the other pool can spare workers.
+
+        One observation is enough where a move costs a second; a slow gear waits for the value of the move. The donor
+        keeps its own demand below SPARE of what is left to it.
+        """
         if self.policy.gear.slow:
-            return False
-        demands = seen.demand(self.policy, self.memory.decode_factor)
-        have = len(self.observation.serving("prefill" if prefill else "decode"))
-        return demands[0 if prefill else 1] > have + STARVED_WORKERS
+            return None
+        prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
+        have = self.before
+        need = decode - have.decode
+        if prefill > have.prefill + STARVED_WORKERS and decode < have.decode:
+            count = min(math.ceil(prefill - have.prefill), have.decode - max(1, math.ceil(decode / SPARE)))
+            if count > 0 and not self._opposes(Split(have.prefill + count, have.decode - count)):
+                return self._to(
+                    Split(have.prefill + count, have.decode - count),
+                    reasons.STARVED,
+                    f"prefill needs {prefill:.1f} workers and has {have.prefill}; decode needs {decode:.1f}",
+                )
+        if need > STARVED_WORKERS and prefill < have.prefill:
+            count = min(math.ceil(need), have.prefill - max(1, math.ceil(prefill / SPARE)))
+            if count > 0 and not self._opposes(Split(have.prefill - count, have.decode + count)):
+                return self._to(
+                    Split(have.prefill - count, have.decode + count),
+                    reasons.STARVED,
+                    f"decode needs {decode:.1f} workers and has {have.decode}; prefill needs {prefill:.1f}",
+                )
+        return None
 
     def _by_demand(self, seen: Estimate) -> Decision:
         """Without objectives there is nothing to miss: the two demands share the workers, with half a worker's band."""

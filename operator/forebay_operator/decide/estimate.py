@@ -16,6 +16,7 @@ WINDOW_SECONDS = 60.0
 SHORT_SECONDS = 20.0
 """A burst's length: what only this window sees is not yet a regime."""
 
+RECENT_SECONDS = 10.0
 OUTPUT_SECONDS = 30.0
 PRIOR_ANSWERS = 5.0
 """Weight of the old output length, in answers."""
@@ -145,6 +146,14 @@ class Estimate:
         recent = self.load(SHORT_SECONDS)
         prefill = sum(recent.prefill_seconds) / max(1, len(recent.prefill_seconds))
         return prefill, self.decoding * self.context / max(1.0, self.capacity(policy, decode_factor))
+
+    def pressure(self, policy: Policy, decode_factor: float) -> tuple[float, float]:
+        """Workers needed now: prefill to compute what arrived lately and, within the TTFT objective, what waits."""
+        recent = self.load(RECENT_SECONDS)
+        arriving = sum(recent.prefill_seconds) / max(1, len(recent.prefill_seconds))
+        waiting = self.queued_seconds / max(RECENT_SECONDS, policy.ttft_seconds or 0.0)
+        _, decode = self.demand(policy, decode_factor)
+        return arriving + waiting, decode
 
     def capacity(self, policy: Policy, decode_factor: float) -> float:
         """Context tokens of one decode worker whose step meets the TPOT objective and which fit its KV."""

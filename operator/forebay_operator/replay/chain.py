@@ -49,7 +49,8 @@ def superpose(trace: Trace, rate: float | None, seconds: float, seed: int) -> Tr
                 f"{rate:g} requests/s for {seconds:g} s are {rate * seconds:.0f} requests; at most {MAX_ARRIVALS}"
             )
     rng = random.Random(seed)
-    period = max(trace[-1].at, 1e-9) * (1 + 1 / len(trace))
+    # Going round, the last request is followed by a mean gap; requests all at one time come once a mean gap.
+    period = trace[-1].at + 1 / native_rate(trace)
     arrivals: list[Arrival] = []
     for copy in range(copies + (1 if rest > 1e-9 else 0)):
         share = 1.0 if copy < copies else rest

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from support.replay import MODEL, poisson, setup
 
 from forebay_operator.replay.cluster import Cluster, Setup
 from forebay_operator.replay.exact import ExactWorker
@@ -17,6 +16,7 @@ from forebay_operator.replay.run import plant_of
 from forebay_operator.replay.score import Score, score
 from forebay_operator.replay.trace import Trace
 from forebay_operator.replay.worker import WorkerShape
+from support.replay import MODEL, poisson, setup
 
 LONG = poisson(9.0, 12.0, 3000, 40, seed=1)
 CHAT = poisson(24.0, 10.0, 900, 100, seed=2)

@@ -36,6 +36,9 @@ class Autoscaler:
         self._recommended: deque[tuple[float, int]] = deque()
 
     def sync(self, value: float, now: float) -> int:
+        if not self._recommended:
+            # As the controller does: what is there counts as recommended at its start.
+            self._recommended.append((now, self.current))
         wanted = min(self._most, desired(self.current, value, TARGET))
         self._recommended.append((now, wanted))
         while self._recommended[0][0] < now - DOWN_WINDOW_SECONDS:

@@ -58,6 +58,8 @@ class Role:
 
     def sync(self, value: float, now: float) -> int:
         wanted = min(self._most, max(1, recommend(self.current, value)))
+        if not self._history:
+            self._history.append((now, self.current))
         self._history.append((now, wanted))
         while self._history[0][0] < now - WINDOW_SECONDS:
             self._history.popleft()

@@ -1,0 +1,380 @@
+"""The law's rules, one by one, and its properties."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay_operator.api.ratio import Ratio
+from forebay_operator.decide import Bounds, Decision, Gear, Memory, Policy, decide, reasons
+from forebay_operator.decide.project import broken
+from support.observations import WORKERS, Source, policy
+
+
+def settle(source: Source, law: Policy, ticks: int = 14) -> tuple[Decision, Memory]:
+    memory = Memory()
+    for _ in range(ticks):
+        decision, memory = decide(source.tick(), law, memory, source.at)
+        source.move(decision.target.prefill)
+    return decision, memory
+
+
+def follow(source: Source, law: Policy, memory: Memory, ticks: int) -> tuple[list[Decision], Memory]:
+    decisions = []
+    for _ in range(ticks):
+        decision, memory = decide(source.tick(), law, memory, source.at)
+        source.move(decision.target.prefill)
+        decisions.append(decision)
+    return decisions, memory
+
+
+# Rules.
+
+
+def test_it_waits_for_full_windows_and_then_holds_a_split_that_fits() -> None:
+    source, law = Source(), policy()
+    decisions, _ = follow(source, law, Memory(), 20)
+    assert [d.reason for d in decisions[:11]] == [reasons.WARMING_UP] * 11
+    assert {d.reason for d in decisions[11:]} == {reasons.BALANCED}
+    assert decisions[-1].inputs["prefillDemand"] == pytest.approx(20 * 1000 / 30_000, rel=0.01)
+    assert decisions[-1].options[0].split.total == 8
+    assert "would gain" in decisions[-1].message
+
+
+def test_a_starved_role_moves_on_one_observation() -> None:
+    source, law = Source(), policy()
+    _, memory = settle(source, law)
+    source.rate, source.queued = 300, 150_000
+    decision, memory = decide(source.tick(), law, memory, source.at)
+    assert decision.reason == reasons.STARVED
+    assert decision.target.prefill > 4
+    assert memory.moves[-1].towards_prefill
+
+
+def test_a_shift_that_starves_nobody_is_confirmed_first() -> None:
+    """A slow gear never takes the short cut."""
+    source, law = Source(), policy(gear=Gear(30.0, drains=True))
+    _, memory = settle(source, law)
+    source.rate, source.queued = 150, 600_000
+    decisions, _ = follow(source, law, memory, 12)
+    moved = next(i for i, d in enumerate(decisions) if d.moves)
+    assert decisions[moved].reason == reasons.BETTER_SPLIT
+    assert decisions[moved - 1].reason == reasons.CONFIRMING
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"taken_at": math.nan}, reasons.METRICS_INVALID),
+        ({"generated_tokens": None}, reasons.METRICS_MISSING),
+        ({"generated_tokens": -1}, reasons.METRICS_INVALID),
+        ({"finished": 10**18}, reasons.METRICS_INVALID),
+        ({"finished": 3}, reasons.COUNTER_RESET),
+        ({"workers": ()}, reasons.METRICS_MISSING),
+    ],
+)
+def test_unfit_observations_hold(change: dict[str, object], reason: str) -> None:
+    source, law = Source(), policy()
+    before, memory = settle(source, law)
+    observation = dataclasses.replace(source.tick(), **change)  # type: ignore[arg-type]
+    decision, _ = decide(observation, law, memory, source.at)
+    assert (decision.reason, decision.target) == (reason, before.target)
+    assert decision.message
+
+
+def test_one_pool_missing_holds() -> None:
+    source, law = Source(), policy()
+    before, memory = settle(source, law)
+    seen = source.tick()
+    decodes = tuple(w for w in seen.workers if w.role == "decode")
+    decision, _ = decide(dataclasses.replace(seen, workers=decodes), law, memory, source.at)
+    assert (decision.reason, decision.moves) == (reasons.METRICS_MISSING, 0)
+    assert "prefill pool" in decision.message
+    assert before.target.total == 8
+
+
+def test_stale_is_not_zero() -> None:
+    source, law = Source(), policy()
+    _, memory = settle(source, law)
+    old = source.tick()
+    decision, memory = decide(old, law, memory, source.at + 31)
+    assert decision.reason == reasons.METRICS_STALE
+    assert "31 s old" in decision.message
+    source.rate = 0
+    decisions, _ = follow(source, law, memory, 14)
+    assert decisions[-1].reason == reasons.NO_TRAFFIC
+    assert all(d.moves == 0 for d in decisions)
+
+
+def test_modes_and_pauses() -> None:
+    for changes, reason in (
+        ({"mode": "Off"}, reasons.OFF),
+        ({"pause": "All"}, reasons.PAUSED),
+        ({"pause": "ScaleUp"}, reasons.PAUSED),
+    ):
+        source = Source()
+        _, memory = settle(source, policy())
+        source.rate, source.queued = 300, 150_000
+        decision, _ = decide(source.tick(), policy(**changes), memory, source.at)
+        assert (decision.reason, decision.moves) == (reason, 0)
+    source = Source()
+    _, memory = settle(source, policy())
+    source.rate, source.queued = 300, 150_000
+    decision, _ = decide(source.tick(), policy(mode="Recommend", pause="ScaleDown"), memory, source.at)
+    assert decision.moves > 0
+    assert not decision.apply
+
+
+def test_without_objectives_the_demand_law_decides_and_says_so() -> None:
+    source, law = Source(prefill=7, decode=1, output=600), policy(ttft_seconds=None, tpot_seconds=None)
+    decisions, _ = follow(source, law, Memory(), 20)
+    moved = [d for d in decisions if d.moves]
+    assert moved
+    assert {d.reason for d in moved} == {reasons.NO_OBJECTIVES}
+    assert not any(d.moves for d in decisions[-5:])
+
+
+def test_a_split_outside_its_limits_is_put_right_even_without_a_full_window() -> None:
+    law = policy(bounds=Bounds(prefill_max=2))
+    decision, _ = decide(Source().tick(), law, Memory(), 5.0)
+    assert (decision.reason, decision.target) == (reasons.BOUNDS, (2, 6))
+    assert decision.limited_by == (reasons.LIMITED_BY_BOUNDS,)
+
+
+def test_limits_that_no_split_satisfies_hold() -> None:
+    law = policy(bounds=Bounds(ratio_min=Ratio(2, 1), ratio_max=Ratio(2, 1)))
+    decision, _ = decide(Source().tick(), law, Memory(), 5.0)
+    assert (decision.reason, decision.moves) == (reasons.RATIO_INFEASIBLE, 0)
+    assert "5:3" in decision.message
+
+
+def test_the_rate_limit_cuts_a_large_step() -> None:
+    law = policy(bounds=Bounds(prefill_max=2), moves_per_minute=1)
+    source = Source(prefill=6, decode=2)
+    targets = []
+    memory = Memory()
+    for _ in range(5):
+        decision, memory = decide(source.tick(20.0), law, memory, source.at)
+        source.move(decision.target.prefill)
+        targets.append(decision.target.prefill)
+        if decision.moves:
+            assert reasons.LIMITED_BY_RATE in decision.limited_by or decision.target.prefill == 2
+    assert targets == [5, 5, 5, 4, 4]
+
+
+def test_a_bias_of_the_believed_speed_is_learnt() -> None:
+    source, law = Source(), policy(workers=dataclasses.replace(WORKERS, prefill_velocity=21_000.0))
+    memory = Memory()
+    for i in range(14):
+        seen = source.tick()
+        workers = tuple(
+            dataclasses.replace(w, prefill_tokens=(i + 1) * 30_000, prefill_seconds=(i + 1) * 1.0)
+            if w.role == "prefill"
+            else dataclasses.replace(
+                w,
+                decode_steps=(i + 1) * 100,
+                decode_batch=(i + 1) * 1500,
+                decode_resident=(i + 1) * 100 * 16_000,
+                decode_seconds=(i + 1) * 100 * 1.3 * (0.0064 + 5.2e-8 * 16_000),
+            )
+            for w in seen.workers
+        )
+        _, memory = decide(dataclasses.replace(seen, workers=workers), law, memory, source.at)
+    assert memory.prefill_factor == pytest.approx(30 / 21, rel=1e-6)
+    assert memory.decode_factor == pytest.approx(1.3, rel=1e-6)
+
+
+def test_one_absurd_sample_moves_no_fit() -> None:
+    from forebay_operator.decide.estimate import absorb
+
+    source, law, memory = Source(), policy(), Memory()
+    for i in range(1, 12):
+        seconds = 1.0 * i if i < 11 else 1e-3 + 10.0
+        seen = source.tick()
+        workers = tuple(
+            dataclasses.replace(w, prefill_tokens=i * 30_000, prefill_seconds=seconds) for w in seen.workers
+        )
+        absorb(dataclasses.replace(seen, workers=workers), law, memory)
+    assert memory.prefill_factor == pytest.approx(1.0)
+
+
+# Properties.
+
+LOADS = st.tuples(
+    st.integers(0, 200), st.integers(1, 20_000), st.integers(1, 2000), st.integers(0, 3_000_000), st.integers(1, 20)
+)
+GEARS = st.sampled_from([Gear(1.0, drains=False), Gear(30.0, drains=True), Gear(120.0, drains=True)])
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Bounds:
+    low, high = sorted((draw(st.integers(1, 7)), draw(st.integers(1, 7))))
+    return Bounds(
+        prefill_min=low,
+        prefill_max=high,
+        ratio_min=draw(st.sampled_from([None, Ratio(1, 6), Ratio(1, 3)])),
+        ratio_max=draw(st.sampled_from([None, Ratio(6, 1), Ratio(3, 1)])),
+        max_gpus=draw(st.sampled_from([None, 12, 16])),
+        prefill_gpus=draw(st.integers(1, 2)),
+        decode_gpus=draw(st.integers(1, 2)),
+    )
+
+
+@settings(max_examples=40)
+@given(st.lists(LOADS, min_size=1, max_size=4), limits(), GEARS, st.booleans(), st.integers(1, 4))
+def test_limits_and_rate_hold_whatever_the_load(
+    loads: list[tuple[int, int, int, int, int]], bounds: Bounds, gear: Gear, convertible: bool, rate: int
+) -> None:
+    law = policy(bounds=bounds, gear=gear, convertible=convertible, moves_per_minute=rate)
+    source, memory = Source(), Memory()
+    moves: list[tuple[float, int]] = []
+    for requests, prompt, output, queued, ticks in loads:
+        source.rate, source.prompt, source.output, source.queued = requests, prompt, output, queued
+        for _ in range(ticks):
+            decision, memory = decide(source.tick(), law, memory, source.at)
+            assert decision.reason
+            assert decision.message
+            assert decision.target.total == 8
+            was = broken(bounds, decision.before)
+            if decision.moves:
+                moves.append((source.at, decision.moves))
+                # A step that the rate limit cut may still be on its way in, never on its way out.
+                assert not broken(bounds, decision.target) or was
+            elif decision.reason not in reasons.HOLDS:
+                assert not was or decision.limited_by
+            assert sum(n for at, n in moves if at > source.at - 60) <= rate
+            source.move(decision.target.prefill)
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 120), st.integers(50, 6000), st.integers(5, 1200), GEARS, st.booleans())
+def test_constant_load_settles(rate: int, prompt: int, output: int, gear: Gear, convertible: bool) -> None:
+    source, law = Source(rate=rate, prompt=prompt, output=output), policy(gear=gear, convertible=convertible)
+    _, memory = follow(source, law, Memory(), 30)
+    decisions, _ = follow(source, law, memory, 24)
+    assert not any(d.moves for d in decisions)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 100), st.integers(50, 4000), st.integers(5, 800), st.floats(1.05, 4.0), GEARS)
+def test_more_prefill_demand_never_lowers_the_prefill_target(
+    rate: int, prompt: int, output: int, more: float, gear: Gear
+) -> None:
+    law = policy(gear=gear)
+    source = Source(rate=rate, prompt=prompt, output=output)
+    _, memory = settle(source, law, 15)
+    longer = dataclasses.replace(source, prompt=math.ceil(prompt * more), seen=[])
+    # Longer prompts stay resident too: only the work of prefill is raised.
+    seen, heavier = source.tick(), longer.tick()
+    heavier = dataclasses.replace(heavier, workers=seen.workers)
+    usual, _ = decide(seen, law, memory, source.at)
+    raised, _ = decide(heavier, law, memory, source.at)
+    assert raised.target.prefill >= usual.target.prefill
+
+
+NUMBERS = st.one_of(st.integers(-(10**20), 10**20), st.floats(), st.just(0))
+
+
+@functools.cache
+def settled() -> tuple[Source, Decision, Memory]:
+    source = Source()
+    return source, *settle(source, policy())
+
+
+@settings(max_examples=300)
+@given(st.data(), GEARS)
+def test_garbage_holds_and_never_raises(data: st.DataObject, gear: Gear) -> None:
+    made, before, memory = settled()
+    source, law = dataclasses.replace(made), policy(gear=gear, bounds=Bounds(3, 5))
+    seen = source.tick()
+    garbage: dict[str, object] = {
+        name: data.draw(st.one_of(st.none(), NUMBERS))
+        for name in ("generated_tokens", "finished", "refused", "missed_ttft", "missed_tpot")
+    }
+    worker = dataclasses.replace(
+        seen.workers[0],
+        queued_prefill_tokens=data.draw(NUMBERS),
+        resident_tokens=data.draw(NUMBERS),
+        decoding=data.draw(NUMBERS),
+        decode_seconds=data.draw(NUMBERS),
+        prefill_seconds=data.draw(NUMBERS),
+    )
+    changed = dataclasses.replace(
+        seen,
+        taken_at=data.draw(st.sampled_from([seen.taken_at, math.inf, math.nan, -1.0])),
+        workers=(worker, *seen.workers[1:]),
+        **garbage,  # type: ignore[arg-type]
+    )
+    decision, after = decide(changed, law, memory, source.at)
+    assert decision.target.total == before.target.total
+    if decision.reason in reasons.HOLDS:
+        assert decision.target == before.target
+    again, _ = decide(source.tick(), law, after, source.at)
+    assert again.reason
+
+
+@settings(max_examples=10)
+@given(st.lists(LOADS, min_size=2, max_size=4), st.integers(0, 40), GEARS)
+def test_a_restart_with_a_checkpoint_changes_nothing(
+    loads: list[tuple[int, int, int, int, int]], restart: int, gear: Gear
+) -> None:
+    law = policy(gear=gear)
+    kept, reborn = Memory(), Memory()
+    source = Source()
+    step = 0
+    for requests, prompt, output, queued, ticks in loads:
+        source.rate, source.prompt, source.output, source.queued = requests, prompt, output, queued
+        for _ in range(ticks):
+            seen = source.tick()
+            one, kept = decide(seen, law, kept, source.at)
+            if step == restart:
+                reborn = Memory.load(reborn.dump())
+            two, reborn = decide(seen, law, reborn, source.at)
+            assert one == two
+            source.move(one.target.prefill)
+            step += 1
+
+
+def test_a_restart_without_a_checkpoint_delays_and_never_adds_a_move() -> None:
+    source, law = Source(), policy()
+    before, memory = settle(source, law)
+    memory = memory.durable()
+    decisions, memory = follow(source, law, memory, 11)
+    assert {d.reason for d in decisions} == {reasons.WARMING_UP}
+    assert {d.target for d in decisions} == {before.target}
+    source.rate, source.queued = 300, 150_000
+    decisions, _ = follow(source, law, memory, 3)
+    assert any(d.moves for d in decisions)
+
+
+def test_decide_is_pure_and_a_second_call_adds_nothing() -> None:
+    source, law = Source(), policy()
+    _, memory = settle(source, law)
+    kept = memory.dump()
+    seen = source.tick()
+    first = decide(seen, law, memory, source.at)
+    assert memory.dump() == kept
+    assert decide(seen, law, memory, source.at) == first
+    again, _ = decide(seen, law, first[1], source.at)
+    assert again.moves == 0
+
+
+def test_it_is_fast_enough_for_64_workers() -> None:
+    """20 ms each 5 s is the figure; a test asserts five times that."""
+    source = Source(prefill=24, decode=40, rate=120)
+    law = policy()
+    _, memory = settle(source, law)
+    times = []
+    for _ in range(7):
+        seen = source.tick()
+        began = time.perf_counter()
+        _, memory = decide(seen, law, memory, source.at)
+        times.append(time.perf_counter() - began)
+    assert statistics.median(times) < 0.1
