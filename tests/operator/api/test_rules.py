@@ -232,6 +232,16 @@ def test_an_object_of_the_api_server_is_read_whatever_its_metadata_holds() -> No
     )
 
 
+def test_a_pod_template_of_a_megabyte_is_refused_in_few_words() -> None:
+    """The API server takes it: an open map has no size there. The operator does not build from it."""
+    stored, faults = admit(changed({"decode.podTemplate": {"metadata": {"annotations": {"a": "x" * 1_000_000}}}}), CRD)
+    assert faults == []
+    with pytest.raises(SpecError) as caught:
+        from_server(stored)
+    assert "spec.decode.podTemplate: is 1000" in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
 def test_every_rule_has_a_refused_example() -> None:
     """A rule without one might be always true."""
     examples = [cel for _, cel, _ in REFUSED]

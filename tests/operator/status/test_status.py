@@ -28,10 +28,12 @@ from forebay_operator.status.remedies import REMEDIES
 from forebay_wire.load import LoadReport
 from support.admission import admit
 from support.manifests import changed, make_model
+from support.structural import faults_of
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 NODES = (NodeView("n", {}, {"nvidia.com/gpu": 64}),)
 CRD = custom_resource_definition()
+STATUS_SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 
 
 def report(**values: Any) -> LoadReport:
@@ -477,9 +479,10 @@ observations = st.builds(
     nodes=st.none() | st.just(NODES) | st.just(NO_GPUS) | st.just(()),
     router_ready=st.integers(0, 2),
     latency=st.none() | st.builds(LatencyView, st.none() | st.integers(0, 9999)),
-    problems=st.lists(st.builds(Problem, st.sampled_from(ProblemKind), st.just("Pod x"), st.just("m")), max_size=3).map(
-        tuple
-    ),
+    problems=st.lists(
+        st.builds(Problem, st.sampled_from(ProblemKind), st.just("Pod x"), st.sampled_from(["m", "m" * 5000])),
+        max_size=3,
+    ).map(tuple),
 )
 
 
@@ -489,6 +492,7 @@ def test_any_observation_gives_a_valid_status_that_comes_to_rest(observation: Ob
     first = status_of(observation, readable=readable)
     assert {c["type"] for c in first["conditions"]} == set(Type)
     assert all(c["reason"] and c["observedGeneration"] == observation.generation for c in first["conditions"])
+    assert list(faults_of(first, STATUS_SCHEMA)) == []
     before = copy.deepcopy(first)
     again = status_of(observation, readable=readable, previous=first, now=NOW + timedelta(minutes=1))
     assert again == first == before
