@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 MODEL_FILE ?= examples/smollm2.yaml
 
-.PHONY: run test lint bench soak format generate clean install
+.PHONY: run test lint bench soak format generate e2e kube-binaries clean install
 
 install: $(VENV)/.stamp-installed
 
@@ -44,6 +44,12 @@ bench: install
 	$(PY) -m bench.engine
 	$(PY) -m bench.interference
 	$(PY) -m bench.idle
+
+kube-binaries: install
+	$(PY) -m e2e.cluster.binaries etcd kube-apiserver kube-controller-manager kubectl
+
+e2e: install
+	$(PY) -m e2e
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -159,7 +159,9 @@ class Kube(Protocol):
         """Server-side apply under our field manager."""
         ...
 
-    async def merge(self, resource: Resource, namespace: str | None, name: str, patch: Object) -> Object: ...
+    async def merge(
+        self, resource: Resource, namespace: str | None, name: str, patch: Object, *, subresource: str = ""
+    ) -> Object: ...
 
     async def delete(
         self, resource: Resource, namespace: str | None, name: str, *, uid: str, resource_version: str | None = None
@@ -270,13 +272,16 @@ class KubeClient:
             content_type="application/apply-patch+yaml",
         )
 
-    async def merge(self, resource: Resource, namespace: str | None, name: str, patch: Object) -> Object:
+    async def merge(
+        self, resource: Resource, namespace: str | None, name: str, patch: Object, *, subresource: str = ""
+    ) -> Object:
         return await self._request(
             "patch",
             "PATCH",
             resource,
             namespace,
             name,
+            subresource=subresource,
             query={"fieldManager": labels.FIELD_MANAGER},
             body=patch,
             content_type="application/merge-patch+json",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import kopf
 import pytest
 
 from forebay_operator import handlers
@@ -18,55 +15,14 @@ from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.health import HealthServer
 from forebay_operator.kube import KubeClient
-from forebay_operator.leader import LeaderElector, LeaseTimes
-from forebay_operator.main import LeaseLost, Operator, has_pod_monitors, parse_args
+from forebay_operator.main import LeaseLost, has_pod_monitors, parse_args
 from forebay_operator.metrics import OperatorMetrics
-from forebay_operator.settings import Settings
-from forebay_operator.status.build import build_status
 from forebay_operator.watching import WatchHealth
 from support.fake_cluster import FakeCluster, simulated_model
 from support.fake_kube import Call, FakeApi, Object, Refused, eventually
+from support.operator_bench import operator
 
 KEY = ("llm", "assistant")
-TIMES = LeaseTimes(duration=1.5, renew_deadline=1.0, retry=0.1)
-
-
-@asynccontextmanager
-async def operator(
-    api: FakeApi, cluster: FakeCluster, identity: str = "one", **options: Any
-) -> AsyncIterator[Operator]:
-    settings = Settings("forebay", identity, lease=TIMES, surroundings=Surroundings("forebay"), **options)
-    metrics = OperatorMetrics()
-    elector: LeaderElector | None = None
-    kube: KubeClient = api.client(
-        may_write=lambda: elector is not None and elector.is_leader(), on_request=metrics.requested
-    )
-    elector = LeaderElector(
-        kube,
-        namespace="forebay",
-        name=settings.lease_name,
-        identity=identity,
-        clock=asyncio.get_running_loop().time,
-        times=TIMES,
-    )
-    made = Operator(
-        settings,
-        kube,
-        cluster,
-        build_status,
-        metrics,
-        elector,
-        pod_monitors=False,
-        authenticate=lambda **_: kopf.ConnectionInfo(server=api.url),
-    )
-    task = asyncio.create_task(made.run())
-    made.task = task  # type: ignore[attr-defined]
-    try:
-        yield made
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await kube.close()
 
 
 @pytest.fixture
@@ -94,7 +50,7 @@ async def rested(api: FakeApi) -> None:
 
 async def test_from_apply_to_delete(api: FakeApi, cluster: FakeCluster) -> None:
     async with operator(api, cluster) as running:
-        await asyncio.wait_for(running.watched.wait(), 10)
+        await asyncio.wait_for(running.operator.watched.wait(), 10)
         api.put(simulated_model(1, 2))
         await eventually(lambda: ready(api), "the model ready")
         await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "roles")
@@ -127,10 +83,10 @@ async def test_from_apply_to_delete(api: FakeApi, cluster: FakeCluster) -> None:
                 assert call.query.get("labelSelector") == labels.MODEL, "only our children are watched"
 
         await rested(api)
-        assert running.queue.due.next_due() is not None, "the next resync"
+        assert running.operator.queue.due.next_due() is not None, "the next resync"
         api.remove("disaggregatedmodels", "assistant")
-        await eventually(lambda: running.queue.due.next_due() is None, "nothing left to do")
-        assert running.alive() is None
+        await eventually(lambda: running.operator.queue.due.next_due() is None, "nothing left to do")
+        assert running.operator.alive() is None
 
 
 async def test_it_comes_to_rest_and_survives_dying_watches(api: FakeApi, cluster: FakeCluster) -> None:
@@ -151,29 +107,30 @@ async def test_a_standby_takes_over_and_the_loser_ends(api: FakeApi, cluster: Fa
         await eventually(lambda: ready(api), "the model ready")
         leader = str((api.find("leases", "forebay-operator", "forebay") or {})["spec"]["holderIdentity"])
         first, second = (one, two) if leader == "one" else (two, one)
-        assert not second.watched.is_set(), "a standby watches nothing"
+        assert not second.operator.watched.is_set(), "a standby watches nothing"
 
         def before(call: Call) -> None:
             if call.plural == "leases" and call.write and call.body["spec"]["holderIdentity"] == leader:
                 raise Refused(500, "InternalError")
 
         api.before = before
-        ended, _ = await asyncio.wait([first.task], timeout=10)  # type: ignore[attr-defined]
-        assert [type(error) for error in next(iter(ended)).exception().exceptions] == [LeaseLost]
-        await asyncio.wait_for(second.watched.wait(), 10)
+        with pytest.raises(ExceptionGroup) as error:
+            await asyncio.wait_for(first.task, 10)
+        assert [type(one) for one in error.value.exceptions] == [LeaseLost]
+        await asyncio.wait_for(second.operator.watched.wait(), 10)
         api.put({**(api.find("disaggregatedmodels", "assistant") or {}), "spec": simulated_model(1, 2)["spec"]})
         await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "the other's work")
 
 
 async def test_what_the_liveness_probe_sees(api: FakeApi, cluster: FakeCluster) -> None:
     async with operator(api, cluster, port=0) as running:
-        health = HealthServer("127.0.0.1", 0, OperatorMetrics(), running.alive)
+        health = HealthServer("127.0.0.1", 0, OperatorMetrics(), running.operator.alive)
         await health.start()
         async with aiohttp.ClientSession() as session:
             for path, expected in (("/healthz", 200), ("/readyz", 200), ("/metrics", 200)):
                 async with session.get(f"http://127.0.0.1:{health.port}{path}") as response:
                     assert response.status == expected
-            running.watches.wrote(KEY, asyncio.get_running_loop().time() - 1000)
+            running.operator.watches.wrote(KEY, asyncio.get_running_loop().time() - 1000)
             async with session.get(f"http://127.0.0.1:{health.port}/healthz") as response:
                 assert response.status == 500
                 assert "has not come back through its watch" in await response.text()

@@ -1,0 +1,278 @@
+"""The operator against a real API server with real controllers, and with kubelets that say what kubelets say.
+
+Needs etcd, kube-apiserver and kube-controller-manager in the cache folder: `make kube-binaries` builds them once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+import yaml
+from e2e.cluster.control_plane import ControlPlane, Kubelets, NotBuilt, control_plane
+
+from forebay_operator import kube as k
+from forebay_operator.api import labels
+from forebay_operator.build.surroundings import Surroundings
+from forebay_operator.kube import KubeClient, Object
+from forebay_operator.leader import LeaderElector
+from forebay_operator.main import Operator
+from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
+from forebay_operator.settings import Settings
+from forebay_operator.status.build import build_status
+from forebay_wire.load import LoadReport
+from forebay_wire.messages import DrainResponse
+from support.fake_cluster import simulated_model
+
+CRDS = k.Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+NAMESPACES = k.Resource("v1", "Namespace", "namespaces", namespaced=False)
+CRD_FILE = Path(__file__).parents[3] / "crds" / "serving.forebay.dev_disaggregatedmodels.yaml"
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    try:
+        with control_plane() as running:
+            yield running
+    except NotBuilt as error:
+        pytest.skip(str(error))
+
+
+@dataclass
+class PodWorkers:
+    """Workers and routers behind the pods that the kubelets run."""
+
+    kubelets: Kubelets
+    running: dict[str, int] = field(default_factory=dict)
+
+    async def loads(self, routers: Sequence[str]) -> Loads:
+        states = []
+        for name, pod in self.kubelets.seen.items():
+            marks = pod["metadata"]["labels"]
+            if labels.POOL in marks:
+                load = LoadReport("e", 1, ready=True, running=self.running.get(name, 0))
+                states.append(WorkerState(name, "draining" if labels.DRAINING in marks else "ready", 0.1, load))
+        return combine([RouterReport(workers=states) for _ in routers])
+
+    async def drain(self, address: str, token: str, draining: bool) -> DrainResponse | None:
+        for name, pod in self.kubelets.seen.items():
+            if pod["status"].get("podIP") == address:
+                (self.kubelets.unready.add if draining else self.kubelets.unready.discard)(name)
+                return DrainResponse(draining, self.running.get(name, 0), 0)
+        return None
+
+
+@dataclass
+class Site:
+    plane: ControlPlane
+    kube: KubeClient
+    kubelets: Kubelets
+    workers: PodWorkers
+    namespace: str
+    requests: list[tuple[str, str, str, int]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[Operator]:
+        settings = Settings("default", "test", lease_name=f"op-{self.namespace}", namespaces=(self.namespace,),
+                            surroundings=Surroundings("default"))  # fmt: skip
+        metrics = OperatorMetrics()
+        client = self.plane.client(on_request=lambda *what: self.requests.append(what))
+        elector = LeaderElector(client, namespace="default", name=settings.lease_name, identity="test",
+                                clock=asyncio.get_running_loop().time)  # fmt: skip
+        info = kopf.ConnectionInfo(server=self.plane.url, token=self.plane.token, insecure=True)
+        made = Operator(settings, client, self.workers, build_status, metrics, elector, pod_monitors=False,
+                        authenticate=lambda **_: info)  # fmt: skip
+        task = asyncio.create_task(made.run())
+        try:
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await client.close()
+
+    async def apply(self, obj: Object) -> Object:
+        obj = {**obj, "metadata": {**obj["metadata"], "namespace": self.namespace}}
+        return await self.kube.apply(k.MODELS, obj, force=True)
+
+    async def model(self, name: str = "assistant") -> Object:
+        return await self.kube.get(k.MODELS, self.namespace, name)
+
+    async def until(self, what: str, check: Callable[[], Any], seconds: float = 30.0) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not await check():
+            if asyncio.get_running_loop().time() > deadline:
+                held = (await self.model()).get("status")
+                raise AssertionError(f"not within {seconds:g} s: {what}; status {held}")
+            await asyncio.sleep(0.1)
+
+    async def is_ready(self) -> bool:
+        held = await self.model()
+        conditions = held.get("status", {}).get("conditions", [])
+        current = held.get("status", {}).get("observedGeneration") == held["metadata"]["generation"]
+        return current and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    async def is_settled(self) -> bool:
+        conditions = {c["type"]: c["status"] for c in (await self.model()).get("status", {}).get("conditions", [])}
+        return await self.is_ready() and conditions.get("Reconciling") == "False"
+
+    async def roles(self) -> dict[str, int]:
+        pods = await self.kube.list(k.PODS, self.namespace, selector=labels.ROLE)
+        held = [pod["metadata"]["labels"][labels.ROLE] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        return {role: held.count(role) for role in labels.POOLS}
+
+
+@pytest.fixture
+async def site(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+    kube: KubeClient = plane.client()
+    crd = yaml.safe_load(CRD_FILE.read_text())
+    with suppress(k.AlreadyExists):
+        await kube.create(CRDS, crd)
+    namespace = "n" + format(abs(hash(request.node.name)) % 10**8, "08d")
+    await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    kubelets = Kubelets(kube, labels.MODEL)
+    made = Site(plane, kube, kubelets, PodWorkers(kubelets), namespace)
+
+    async def established() -> bool:
+        try:
+            await kube.list(k.MODELS, namespace)
+        except k.NotFound:
+            return False
+        return True
+
+    await made.until("the kind served", established)
+    task = asyncio.create_task(kubelets.run())
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await kube.close()
+
+
+async def test_the_life_of_a_model(site: Site) -> None:
+    """Apply, roles, rest, scale in under load, roll out, delete: on the real server's own terms."""
+    async with site.operator():
+        await site.apply(simulated_model(1, 3))
+        await site.until("ready", site.is_ready)
+        await site.until("roles", lambda: _equals(site.roles, {"prefill": 1, "decode": 3}))
+        await site.until("settled", site.is_settled)
+        await _at_rest(site)
+
+        decode = [n for n, p in site.kubelets.seen.items() if p["metadata"]["labels"].get(labels.POOL) == "decode"]
+        site.workers.running = {decode[0]: 2, decode[1]: 5, decode[2]: 9}
+        await site.apply(simulated_model(1, 2))
+
+        async def fenced() -> bool:
+            pods = await site.kube.list(k.PODS, site.namespace, selector=labels.DRAINING)
+            return [pod["metadata"]["name"] for pod in pods] == [decode[0]]
+
+        await site.until("the idlest fenced", fenced)
+        site.workers.running.pop(decode[0])
+        await site.until("two decode workers", lambda: _equals(site.roles, {"prefill": 1, "decode": 2}))
+        left = {pod["metadata"]["name"] for pod in await site.kube.list(k.PODS, site.namespace, selector=labels.ROLE)}
+        assert {decode[1], decode[2]} < left, "exactly the fenced one went"
+        site.workers.running.clear()
+
+        changed = simulated_model(1, 2, engine={"type": "Simulated", "image": "e:2", "kvCache": {"memory": "1Gi"}})
+        await site.apply(changed)
+
+        async def rolled() -> bool:
+            pods = await site.kube.list(k.PODS, site.namespace, selector=labels.POOL)
+            images = [pod["spec"]["containers"][0]["image"] for pod in pods]
+            return images == ["e:2"] * 3 and await site.is_settled()
+
+        await site.until("rolled out", rolled, 60.0)
+        deployments = await site.kube.list(k.DEPLOYMENTS, site.namespace)
+        assert len(deployments) == 3, "the old revisions' are removed"
+
+        held = await site.model()
+        await site.kube.delete(k.MODELS, site.namespace, "assistant", uid=held["metadata"]["uid"])
+
+        async def gone() -> bool:
+            left = [
+                obj
+                for resource in k.CHILDREN
+                if resource is not k.POD_MONITORS
+                for obj in await site.kube.list(resource, site.namespace, selector=labels.MODEL)
+            ]
+            return not left and not await site.kube.list(k.PODS, site.namespace)
+
+        await site.until("nothing left", gone)
+
+
+async def _at_rest(site: Site) -> None:
+    """Two renewals of the Lease long nothing else is written."""
+
+    def writes() -> int:
+        return sum(verb != "get" and verb != "list" and plural != "leases" for verb, _, plural, _ in site.requests)
+
+    def renewals() -> int:
+        return sum(verb == "update" and plural == "leases" for verb, _, plural, _ in site.requests)
+
+    before, seen = renewals(), writes()
+
+    async def renewed() -> bool:
+        return renewals() >= before + 2
+
+    await site.until("two renewals", renewed)
+    assert writes() == seen, site.requests[-20:]
+
+
+async def _equals(value: Callable[[], Any], expected: object) -> bool:
+    return bool(await value() == expected)
+
+
+async def test_a_model_has_the_status_default_before_the_operator_sees_it(site: Site) -> None:
+    await site.apply(simulated_model(1, 1))
+    assert (await site.model())["status"] == {"observedGeneration": -1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefill": {}}, "prefill has no size"),
+        ({"scaling": {"prefill": {"minReplicas": 1, "maxReplicas": 2}}}, "prefill.replicas and scaling.prefill"),
+        ({"rollout": {"maxUnavailable": 0, "maxSurge": 0}}, "maxUnavailable and maxSurge are both 0"),
+        ({"prefill": {"replicas": 0}}, "greater than or equal to 1"),
+        ({"colour": "red"}, "unknown field|field not declared"),
+    ],
+    ids=["no size", "two sizes", "no way to roll", "zero", "unknown field"],
+)
+async def test_the_real_servers_verdicts(site: Site, change: Object, message: str) -> None:
+    with pytest.raises((k.Invalid, k.ApiError), match=message):
+        await site.apply(simulated_model(1, 1, **change))
+
+
+async def test_server_side_apply_for_real(site: Site) -> None:
+    """What the fake server only imitates: conflicts, ownership, a second apply that changes nothing."""
+    from forebay_operator.act.apply import Applier, ApplyCache, Owner, Result
+
+    held = await site.apply(simulated_model(1, 1))
+    owner = Owner("assistant", site.namespace, held["metadata"]["uid"])
+    service: Object = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "s", "labels": {"a": "b"}},
+        "spec": {"ports": [{"name": "http", "port": 80, "protocol": "TCP"}], "selector": {"x": "y"}},
+    }
+    applier = Applier(site.kube, ApplyCache())
+    assert (await applier.apply(service, owner)).result is Result.CREATED
+    assert (await Applier(site.kube, ApplyCache()).apply(service, owner)).result is Result.UNCHANGED
+    live = await site.kube.get(k.SERVICES, site.namespace, "s")
+    assert not applier.cache.seen(live), "the server's own defaults are no change"
+    await site.kube._request(  # what another client would send
+        "patch", "PATCH", k.SERVICES, site.namespace, "s", query={"fieldManager": "kubectl-edit"},
+        body={"spec": {"selector": {"x": "z"}}}, content_type="application/merge-patch+json",
+    )  # fmt: skip
+    assert applier.cache.seen(await site.kube.get(k.SERVICES, site.namespace, "s"))
+    again = await applier.apply(service, owner)
+    assert again.result is Result.CHANGED
+    assert again.taken_from == ("kubectl-edit: spec.selector.x",)
+    with pytest.raises(k.Conflict):
+        await applier.apply({**service, "spec": {**service["spec"], "selector": {"x": "w"}}}, owner, locked="1")
+    assert await applier.remove(await site.kube.get(k.SERVICES, site.namespace, "s"), owner)
