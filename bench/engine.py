@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.report import finish, spread
+from forebay_engine.executor.huge_pages import use_huge_pages
 from forebay_engine.executor.torch_executor import TorchExecutor
 from forebay_engine.model.prepare import default_cache_dir, prepare_smollm2
 from forebay_engine.model.spec import ModelSpec
@@ -78,6 +79,7 @@ class Products:
             best = min(times, key=lambda layout: statistics.median(times[layout]))
             self.layouts[name] = best
             self._passes.append(layouts[best])
+        use_huge_pages()  # as the executor does
 
     @staticmethod
     def _layouts(weights: list[torch.Tensor], x: torch.Tensor) -> dict[str, Callable[[], object]]:

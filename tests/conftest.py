@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Seeded, so that a failure in CI is the same failure at home; no deadline, since machines may be busy.
+settings.register_profile("forebay", derandomize=True, deadline=None)
+settings.load_profile("forebay")
 
 
 @pytest.fixture(scope="session")

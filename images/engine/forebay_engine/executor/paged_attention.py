@@ -45,6 +45,24 @@ class _Span:
     """Decode batches of unequal lengths: [batch, 1, 1, padded], 0 or -inf."""
 
 
+@dataclass(frozen=True, slots=True)
+class _SpanViews:
+    """A span's memory, the same in every layer. Spans share `rows`: each is done before the next begins."""
+
+    rows: torch.Tensor
+    """What `gather` fills: [rows, block_size * head_size]."""
+
+    k: torch.Tensor
+    """[batch, kv_heads, length, head_size], a view of `rows`."""
+
+    v: torch.Tensor
+    out: torch.Tensor
+    """[span's rows, kv_heads, group, head_size]."""
+
+    q_strides: tuple[int, int, int, int]
+    """Of the span's queries inside the step's qkv, shaped like `out`."""
+
+
 class PagedAttention:
     """Plans steps over one arena tensor (executor/arena.py). Keeps scratch memory between steps."""
 
@@ -156,65 +174,66 @@ class StepAttention:
         self._spans = spans
         self._write = write
         self._tokens = spans[-1].end
+        self._new_shape = (self._tokens, 2 * owner.layout.kv_heads, owner.layout.head_size)
+        self._views: list[_SpanViews] = []
+        self._out = torch.empty(0)
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         owner = self._owner
-        rows, head_size = qkv.shape[0], owner.layout.head_size
-        new = qkv[: self._tokens, owner.heads :].reshape(-1, head_size)
-        owner.token_rows.index_copy_(0, self._write[layer], new)
-        out = owner.scratch("out", (rows, owner.heads, head_size), owner.dtype)
-        if layer == 0 and rows > self._tokens:
-            out[self._tokens :].zero_()  # and stays so: no layer writes there
-        for span in self._spans:
-            kv = self._gather(layer, span)
-            q, into = qkv[span.first : span.end, : owner.heads], out[span.first : span.end]
+        if layer == 0:
+            self._prepare(qkv.shape[0])
+        # as_strided is one call where slicing and reshaping are three.
+        new = qkv.as_strided(self._new_shape, qkv.stride(), owner.heads * owner.layout.head_size)
+        owner.token_rows.index_copy_(0, self._write[layer], new.reshape(-1, owner.layout.head_size))
+        for span, views in zip(self._spans, self._views, strict=True):
+            torch.index_select(owner.block_rows, 0, span.gather[layer], out=views.rows)
+            q = qkv.as_strided(views.out.shape, views.q_strides, span.first * qkv.stride(0))
             if span.end - span.first == len(span.lengths):
-                self._decode(span, kv, q, into)
+                self._decode(span, views, q)
             elif owner.device.type == "cpu":
-                self._chunk_tiled(span, kv, q, into)
+                self._chunk_tiled(views, q)
             else:
-                self._chunk_fused(span, kv, q, into)
-        return out.view(rows, -1)
+                self._chunk_fused(views, q)
+        return self._out
 
-    def _gather(self, layer: int, span: _Span) -> torch.Tensor:
-        """[2, batch, kv_heads, padded, head_size]."""
+    def _prepare(self, rows: int) -> None:
+        """Make the views that all layers share: at one row a view costs as much as the work on it."""
         owner, layout = self._owner, self._owner.layout
-        index = span.gather[layer]
-        kv = owner.scratch("kv", (index.shape[0], layout.block_size * layout.head_size), owner.dtype)
-        torch.index_select(owner.block_rows, 0, index, out=kv)
-        return kv.view(2, len(span.lengths), layout.kv_heads, span.padded, layout.head_size)
+        heads, size = layout.kv_heads, layout.head_size
+        out = owner.scratch("out", (rows, heads, owner.group, size), owner.dtype)
+        out[self._tokens :].zero_()  # padding, and stays so: no layer writes there
+        self._out = out.view(rows, -1)
+        for span in self._spans:
+            batch = len(span.lengths)
+            flat = owner.scratch("kv", (span.gather[0].shape[0], layout.block_size * size), owner.dtype)
+            seen = span.lengths[0] if span.mask is None else span.padded
+            kv = flat.view(2, batch, heads, span.padded, size)[:, :, :, :seen]
+            q_strides = ((owner.heads + 2 * heads) * size, owner.group * size, size, 1)
+            self._views.append(_SpanViews(flat, kv[0], kv[1], out[span.first : span.end], q_strides))
 
-    def _decode(self, span: _Span, kv: torch.Tensor, q: torch.Tensor, into: torch.Tensor) -> None:
-        owner = self._owner
-        if span.mask is None:
-            kv = kv[:, :, :, : span.lengths[0]]
-        grouped = q.view(q.shape[0], owner.layout.kv_heads, owner.group, owner.layout.head_size)
-        out = F.scaled_dot_product_attention(grouped, kv[0], kv[1], attn_mask=span.mask)
-        into.copy_(out.view(into.shape) if out.is_contiguous() else out.reshape(into.shape))
+    def _decode(self, span: _Span, views: _SpanViews, q: torch.Tensor) -> None:
+        views.out.copy_(F.scaled_dot_product_attention(q, views.k, views.v, attn_mask=span.mask))
 
-    def _chunk_fused(self, span: _Span, kv: torch.Tensor, q: torch.Tensor, into: torch.Tensor) -> None:
+    def _chunk_fused(self, views: _SpanViews, q: torch.Tensor) -> None:
         """A prefill chunk by the device's own causal kernel, aligned to the context's end."""
-        length = span.lengths[0]
-        k, v = kv[0, :, :, :length], kv[1, :, :, :length]
+        mask = causal_lower_right(q.shape[0], views.k.shape[2])
         out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], k, v, attn_mask=causal_lower_right(q.shape[0], length), enable_gqa=True
+            q.flatten(1, 2).transpose(0, 1)[None], views.k, views.v, attn_mask=mask, enable_gqa=True
         )
-        into.copy_(out[0].transpose(0, 1))
+        views.out.copy_(out[0].transpose(0, 1).view(views.out.shape))
 
-    def _chunk_tiled(self, span: _Span, kv: torch.Tensor, q: torch.Tensor, into: torch.Tensor) -> None:
+    def _chunk_tiled(self, views: _SpanViews, q: torch.Tensor) -> None:
         """A prefill chunk on a CPU: torch's flash kernel there is up to 1.6 times slower than its own matrix products.
 
         Scores and sums are float32 whatever the dtype.
         """
-        owner, layout = self._owner, self._owner.layout
-        count, length = q.shape[0], span.lengths[0]
-        heads, group, size = layout.kv_heads, owner.group, layout.head_size
+        owner = self._owner
+        count, heads, group, size = views.out.shape
+        length = views.k.shape[2]
         queries = owner.scratch("q", (heads, group, count, size), torch.float32)
-        queries.copy_(q.view(count, heads, group, size).permute(1, 2, 0, 3))
+        queries.copy_(q.permute(1, 2, 0, 3))
         queries.mul_(owner.scale)
-        keys = kv[0, 0, :, :length].float().transpose(1, 2)
-        values = kv[1, 0, :, :length].float()
-        grouped_out = into.view(count, heads, group, size)
+        keys, values = views.k[0].float().transpose(1, 2), views.v[0].float()
         start = length - count
         tile = max(1, min(_TILE_ROWS, _TILE_BYTES // (owner.heads * length * 4)))
         for first, end in pairwise((*range(0, count, tile), count)):
@@ -225,4 +244,4 @@ class StepAttention:
             scores.view(heads, group, rows, seen)[..., start + first :].add_(owner.tile_mask[:rows, :rows])
             torch.softmax(scores, -1, out=weights)
             out = torch.bmm(weights, values[:, :seen])
-            grouped_out[first:end] = out.view(heads, group, rows, size).permute(2, 0, 1, 3)
+            views.out[first:end] = out.view(heads, group, rows, size).permute(2, 0, 1, 3)

@@ -9,6 +9,7 @@ import torch
 
 from forebay_engine.errors import ModelError
 from forebay_engine.executor.arena import allocate_arena
+from forebay_engine.executor.huge_pages import use_huge_pages
 from forebay_engine.executor.paged_attention import PagedAttention
 from forebay_engine.kv.arena import ArenaLayout
 from forebay_engine.model.dtype import resolve_dtype
@@ -62,6 +63,8 @@ class TorchExecutor:
             )
         self.arena = allocate_arena(self.layout, self.num_blocks, self.dtype, self.device)
         self._network = Network(model_dir, self.spec, self.dtype, self.device)
+        if self.device.type == "cpu":
+            use_huge_pages(skip=(self.base_address(), self.base_address() + self.num_blocks * self.layout.block_bytes))
         self._attention = PagedAttention(self.arena, self.layout, self.spec.heads)
 
     def base_address(self) -> int:

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from forebay_engine.model.linear import GatedMLP, Linear, make_gated_mlp, make_linear, min_rows
-from forebay_engine.model.norm import RMSNorm
+from forebay_engine.model.linear import Linear, make_linear, min_rows
+from forebay_engine.model.norm import FoldedRMSNorm, RMSNorm, fold
 from forebay_engine.model.rope import Rotation, inverse_frequencies
 from forebay_engine.model.spec import ModelSpec
 from forebay_engine.model.weights import WeightFiles
@@ -25,19 +25,24 @@ class Attention(Protocol):
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Store the step's K and V, attend, and give [rows, heads * head_size].
 
-        `qkv` is [rows, heads + 2 * kv_heads, head_size], q and k rotated; rows after the step's tokens are padding.
+        `qkv` is [rows, heads + 2 * kv_heads, head_size], contiguous, q and k rotated; rows after the step's tokens are
+        padding.
         """
+
+
+class Norm(Protocol):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: RMSNorm
+    input_norm: Norm
     qkv: Linear
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     out: Linear
-    mlp_norm: RMSNorm
-    mlp: GatedMLP
+    mlp_norm: Norm
+    gate_up: Linear
     down: Linear
 
 
@@ -54,9 +59,9 @@ class Network:
         with WeightFiles(folder) as files, torch.inference_mode():
             loader = _Loader(files, spec, dtype, device)
             self._layers = [loader.layer(i) for i in range(spec.layers)]
-            self._norm = loader.norm("model.norm.weight", spec.hidden)
+            self._norm = loader.norm("model.norm.weight")
             head = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
-            self._head = make_linear(loader.matrix(head, spec.vocab_size, spec.hidden))
+            self._head = make_linear(loader.matrix(head, spec.vocab_size, spec.hidden, after="model.norm.weight"))
         with WeightFiles(folder) as files:
             # On a CPU the table stays the file's mapping in the file's dtype: its pages are shared between workers, and
             # converting the few rows of a step gives the same numbers as converting all of it. The files are mapped
@@ -74,7 +79,7 @@ class Network:
         if missing > 0:
             token_ids, positions = F.pad(token_ids, (0, missing)), F.pad(positions, (0, missing))
         rows = token_ids.shape[0]
-        rotation = Rotation(self._inverse, positions, self.dtype)
+        rotation = Rotation(self._inverse, positions, self.dtype, spec.heads + spec.kv_heads, spec.kv_heads)
         rotated = spec.heads + spec.kv_heads
         x = F.embedding(token_ids, self._embedding).to(self.dtype)
         for index, layer in enumerate(self._layers):
@@ -83,9 +88,10 @@ class Network:
                 q, k = qkv[:, : spec.heads], qkv[:, spec.heads : rotated]
                 q.copy_(layer.q_norm(q))
                 k.copy_(layer.k_norm(k))
-            rotation.apply_(qkv[:, :rotated])
-            x = layer.out.plus(attention(index, qkv), x)
-            x = layer.down.plus(layer.mlp(layer.mlp_norm(x)), x)
+            rotation.apply_(qkv)
+            x.add_(layer.out(attention(index, qkv)))
+            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
+            x.add_(layer.down(F.silu(gate).mul_(up)))
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -103,39 +109,55 @@ class _Loader:
     dtype: torch.dtype
     device: torch.device
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
-        return self.files.get(name, (outputs, inputs)).to(self.device, self.dtype)
+    def matrix(self, name: str, outputs: int, inputs: int, *, after: str | None = None) -> torch.Tensor:
+        """`after` names the norm that the matrix follows."""
+        matrix = self.files.get(name, (outputs, inputs))
+        if after is not None and self.folds:
+            matrix = fold(self.files.get(after, (inputs,)), matrix)
+        return matrix.to(self.device, self.dtype)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         # Cloned, or a float32 vector would keep its whole file mapped.
         return self.files.get(name, (size,)).to(self.device, self.dtype, copy=True)
 
-    def norm(self, name: str, size: int) -> RMSNorm:
-        return RMSNorm(self.vector(name, size), self.spec.rms_eps)
+    @property
+    def folds(self) -> bool:
+        return self.device.type == "cpu"
+
+    def norm(self, name: str) -> Norm:
+        if self.folds:
+            return FoldedRMSNorm(self.spec.hidden, self.spec.rms_eps)
+        return RMSNorm(self.vector(name, self.spec.hidden), self.spec.rms_eps)
+
+    def head_norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self.vector(name, self.spec.head_size), self.spec.rms_eps)
 
     def layer(self, index: int) -> _Layer:
         spec, at = self.spec, f"model.layers.{index}"
         q, kv = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
         parts = [(f"{at}.self_attn.{name}_proj", rows) for name, rows in (("q", q), ("k", kv), ("v", kv))]
-        qkv = torch.cat([self.matrix(f"{name}.weight", rows, spec.hidden) for name, rows in parts])
+        input_norm, mlp_norm = f"{at}.input_layernorm.weight", f"{at}.post_attention_layernorm.weight"
+        qkv = torch.cat([self.matrix(f"{name}.weight", rows, spec.hidden, after=input_norm) for name, rows in parts])
         qkv_bias = torch.cat([self.vector(f"{n}.bias", rows) for n, rows in parts]) if spec.qkv_bias else None
         out, mlp = f"{at}.self_attn.o_proj", f"{at}.mlp"
-        gate, up = (self.matrix(f"{mlp}.{name}_proj.weight", spec.intermediate, spec.hidden) for name in ("gate", "up"))
-        gate_bias, up_bias = (
-            self.vector(f"{mlp}.{name}_proj.bias", spec.intermediate) if spec.mlp_bias else None
-            for name in ("gate", "up")
+        halves = [f"{mlp}.{name}_proj" for name in ("gate", "up")]
+        gate_up = torch.cat(
+            [self.matrix(f"{n}.weight", spec.intermediate, spec.hidden, after=mlp_norm) for n in halves]
+        )
+        gate_up_bias = (
+            torch.cat([self.vector(f"{n}.bias", spec.intermediate) for n in halves]) if spec.mlp_bias else None
         )
         return _Layer(
-            input_norm=self.norm(f"{at}.input_layernorm.weight", spec.hidden),
+            input_norm=self.norm(input_norm),
             qkv=make_linear(qkv, qkv_bias),
-            q_norm=self.norm(f"{at}.self_attn.q_norm.weight", spec.head_size) if spec.qk_norm else None,
-            k_norm=self.norm(f"{at}.self_attn.k_norm.weight", spec.head_size) if spec.qk_norm else None,
+            q_norm=self.head_norm(f"{at}.self_attn.q_norm.weight") if spec.qk_norm else None,
+            k_norm=self.head_norm(f"{at}.self_attn.k_norm.weight") if spec.qk_norm else None,
             out=make_linear(
                 self.matrix(f"{out}.weight", spec.hidden, q),
                 self.vector(f"{out}.bias", spec.hidden) if spec.o_bias else None,
             ),
-            mlp_norm=self.norm(f"{at}.post_attention_layernorm.weight", spec.hidden),
-            mlp=make_gated_mlp(gate, up, gate_bias, up_bias),
+            mlp_norm=self.norm(mlp_norm),
+            gate_up=make_linear(gate_up, gate_up_bias),
             down=make_linear(
                 self.matrix(f"{mlp}.down_proj.weight", spec.hidden, spec.intermediate),
                 self.vector(f"{mlp}.down_proj.bias", spec.hidden) if spec.mlp_bias else None,

@@ -1,4 +1,8 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019), over the last dimension."""
+"""Root-mean-square normalisation (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight, by the last dimension.
+
+At one row each torch operation costs more to call than to run, and F.rms_norm is no fused kernel on a CPU but eight of
+them. So there the weight is multiplied into the matrix that follows (`fold`), and four operations are left.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,31 @@ import torch
 import torch.nn.functional as F
 
 
+def fold(weight: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """`into` [outputs, size] times a norm's `weight` [size], in float32: FoldedRMSNorm's part of the product."""
+    folded: torch.Tensor = into.float() * (weight.float() * weight.shape[0] ** 0.5)
+    return folded
+
+
+class FoldedRMSNorm:
+    """x / |(x, sqrt(size * eps))|: what is left once weight and sqrt(size) are in the next matrix."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self._eps_root = torch.tensor((size * eps) ** 0.5)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """A new tensor like x [..., size]; norm and division are in float32."""
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return torch.div(x, torch.hypot(norm, self._eps_root), out=torch.empty_like(x))
+
+
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, computed in float32 and rounded once."""
+    """With its weight [size]."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        """`weight` [size]."""
-        size = weight.shape[0]
         self._weight = weight
         self._eps = eps
-        # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size)
-        self._eps_root = torch.tensor((size * eps) ** 0.5, device=weight.device)
-        self._scaled_weight = weight.float() * size**0.5
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """A new tensor like x [..., size]."""
-        if x.device.type != "cpu":
-            return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
-        # F.rms_norm is no fused kernel on a CPU but eight operations, and at one row each costs more to call than to
-        # run. Operations that mix dtypes would add hidden copies.
-        wide = x.float()
-        root = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._eps_root)
-        normed = wide.div(root).mul_(self._scaled_weight)
-        return normed.to(x.dtype)
+        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
