@@ -141,8 +141,8 @@ def test_the_oracle_beats_every_fixed_split_on_a_shift() -> None:
     shape = WorkerShape(mixed_step_seconds=0.036)
     made = setup(4, 2)
     assert made.shape == shape
-    prefill_heavy = poisson(14.0, 60.0, 5000, 10, seed=1)
-    decode_heavy = poisson(25.0, 60.0, 300, 900, seed=2, start=60.0)
+    prefill_heavy = poisson(14.0, 90.0, 5000, 10, seed=1)
+    decode_heavy = poisson(25.0, 90.0, 300, 900, seed=2, start=90.0)
     trace = [*prefill_heavy, *decode_heavy]
     found = Oracle(trace, made, FastWorker, refine=0).search()
     fixed = [run(trace, made, f"fixed:{p}:{4 - p}").score.attainment_percent for p in (1, 2, 3)]
