@@ -12,10 +12,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; ends at once if the parent is gone already."""
+    """Have the kernel kill this process when its parent dies; ends at once if that happens meanwhile.
+
+    A parent that was gone before is not seen here: process 1 may be a worker itself, in its container. Its end of the
+    socket is closed then, which ends the core as well.
+    """
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         exit_now(1)
 
 
