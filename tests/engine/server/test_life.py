@@ -196,6 +196,41 @@ async def test_an_idle_cores_death_ends_the_worker() -> None:
         assert await asyncio.wait_for(life.task, 5 * run.PING_SECONDS) == run.EXIT_FAILED
 
 
+async def test_a_wedged_core_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never errs, and its last report says that it is idle: the router would send to it for ever."""
+    monkeypatch.setattr(run, "PING_SECONDS", 0.02)
+    core = FakeCore()
+    async with living(core) as life:
+        await life.ready()
+
+        async def silent(leases: object) -> object:
+            return await asyncio.Event().wait()
+
+        monkeypatch.setattr(core, "heartbeat", silent)
+        assert await asyncio.wait_for(life.task, 10) == run.EXIT_FAILED
+
+
+async def test_a_ping_that_is_answered_late_now_and_then_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PING_SECONDS", 0.02)
+    core, pings = FakeCore(), 0
+    async with living(core) as life:
+        await life.ready()
+        answer = core.heartbeat
+
+        async def late(leases: list[Any]) -> object:
+            nonlocal pings
+            pings += 1
+            return await answer(leases) if pings % run.MISSED_PINGS == 0 else await asyncio.Event().wait()
+
+        monkeypatch.setattr(core, "heartbeat", late)
+
+        async def many() -> bool:
+            return pings > 3 * run.MISSED_PINGS
+
+        await life.until(many, "pings go on", 30)
+        assert await life.status(paths.READY) == 200
+
+
 async def test_a_cores_death_is_told_to_running_streams_first() -> None:
     core = FakeCore()
     async with living(core) as life:

@@ -27,6 +27,11 @@ EXIT_USAGE = 2
 PING_SECONDS = 2.0
 """An idle core's death is noticed within about this."""
 
+MISSED_PINGS = 8
+"""Unanswered pings in a row after which the core counts as dead: half a minute. No step holds its loop up, so one that
+stays silent is wedged, and a wedged one would keep its place in the pool for ever. Counted, not timed: after a
+standstill of the whole machine one ping is late."""
+
 HOLD_SETTLE_SECONDS = 1.5
 """Longer than the core's slowest report: a lease just handed out shows in its count of held blocks by then."""
 
@@ -172,15 +177,20 @@ async def _start(state: WorkerState) -> None:
 async def _watch_core(state: WorkerState, starting: asyncio.Task[None]) -> None:
     """Returns when the core is dead, whoever noticed: a request, or the ping that covers idle times."""
     await asyncio.wait([starting])
+    missed = 0
     while not state.died.is_set():
         try:
             async with asyncio.timeout(PING_SECONDS):
                 await state.died.wait()
         except TimeoutError:
-            await _ping(state)
+            missed = 0 if await _ping(state) else missed + 1
+            if missed >= MISSED_PINGS:
+                log.error("the engine answered none of %d pings", missed)
+                state.died.set()
 
 
-async def _ping(state: WorkerState) -> None:
+async def _ping(state: WorkerState) -> bool:
+    """Whether the core answered; its death is noted at once."""
     try:
         async with asyncio.timeout(PING_SECONDS):
             await state.core.heartbeat([])
@@ -189,6 +199,8 @@ async def _ping(state: WorkerState) -> None:
         state.died.set()
     except TimeoutError:
         log.warning("the engine did not answer a ping within %.0f s", PING_SECONDS)
+        return False
+    return True
 
 
 async def _dead(state: WorkerState) -> int:
