@@ -121,6 +121,22 @@ async def test_a_peer_that_hangs_delays_no_other_and_gets_one_request_at_a_time(
     await beat(keeper)
 
 
+async def test_a_lease_given_up_as_its_heartbeat_begins_is_not_sent() -> None:
+    owners = Owners()
+    keeper = LeaseKeeper(owners.send, owners.clock)
+    keeper.track(source("a"))
+    owners.now += 5.0
+    keeper._beat()
+    (beating,) = keeper._tasks
+    keeper.untrack("a")
+    await beating
+    assert owners.heard == []
+    keeper.track(source("b"))
+    owners.now += 5.0
+    await beat(keeper)
+    assert owners.heard == [(1, ["b"])], "the peer is not taken for busy"
+
+
 async def test_what_the_owner_does_not_know_is_gone_and_asked_no_more() -> None:
     owners = Owners()
     keeper = LeaseKeeper(owners.send, owners.clock)

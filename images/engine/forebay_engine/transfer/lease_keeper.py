@@ -100,6 +100,9 @@ class LeaseKeeper:
 
     async def _beat_peer(self, host: str, port: int) -> None:
         leases = [t for t in self._tracked.values() if (t.source.host, t.source.port) == (host, port) and not t.gone]
+        if not leases:  # given up since this beat was begun
+            self._busy.discard((host, port))
+            return
         sent = self._clock()
         try:
             timeout = min(t.source.lease_seconds for t in leases) / 6

@@ -74,6 +74,11 @@ class Puller:
         if cancel is not None:
             cancel.set()
 
+    def ended(self, request_id: str) -> None:
+        """No pull is to come. One under way ends the heartbeats itself."""
+        if request_id not in self._running:
+            self._keeper.untrack(request_id)
+
     def abort_all(self) -> None:
         for cancel in self._running.values():
             cancel.set()

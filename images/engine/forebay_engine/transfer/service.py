@@ -155,6 +155,10 @@ class TransferService:
         """Keep the lease alive from now on, also while the request waits for blocks."""
         self._keeper.track(source)
 
+    def ended(self, request_id: str) -> None:
+        """The request is over, in whatever way: nothing waits for its lease, unless a pull is ending it right now."""
+        self._puller.ended(request_id)
+
     def untrack(self, request_id: str) -> None:
         """End the heartbeats; a pull under way fails as cancelled."""
         self._puller.abort(request_id)
