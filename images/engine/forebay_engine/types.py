@@ -78,9 +78,11 @@ class EngineRequest(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Stop a request, free its blocks, release its lease or reservation. Unknown ids are ignored."""
+    """Stop a request, free its blocks, release its lease. Unknown ids are ignored."""
 
     request_id: str
+    receipt: int | None = None
+    """The reader has left, and asks for an AbortDone with this number. None: a reader, if any, gets an "abort"."""
 
 
 class Reserve(msgspec.Struct, tag=True):
@@ -130,6 +132,13 @@ class FailEvent(msgspec.Struct, tag=True):
     status: int
     message: str
     retry_after_seconds: float | None = None
+
+
+class AbortDone(msgspec.Struct, tag=True):
+    """Answers every Abort that has a receipt, after the request's last event: from here on its id means another one."""
+
+    request_id: str
+    receipt: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -47,6 +47,7 @@ class Child:
         self._core = core
         self._writer = writer
         self._tasks: set[asyncio.Task[None]] = set()
+        self._submitting: dict[str, asyncio.Task[None]] = {}
         self._calls: dict[str, Callable[[bytes], Awaitable[Any]]] = {
             "handshake": lambda _: core.handshake(),
             "heartbeat": lambda body: core.heartbeat(msgspec.msgpack.decode(body, type=list[LeaseRef])),
@@ -67,9 +68,12 @@ class Child:
         """False ends the process."""
         match message:
             case EngineRequest():
-                self._spawn(self._core.submit(message))
-            case Abort(request_id=request_id):
-                self._core.abort(request_id)
+                self._submit(message)
+            case Abort(request_id=request_id, receipt=receipt):
+                # Where it has not reached the step thread yet, it must not do so after its own Abort.
+                if request_id in self._submitting:
+                    self._submitting[request_id].cancel()
+                self._core.leave(request_id, receipt)
             case SetDraining(draining=draining):
                 self._core.set_draining(draining)
             case Call():
@@ -85,10 +89,20 @@ class Child:
         except Exception as error:
             self.send(Reply(call.id, error=f"{type(error).__name__}: {error}"))
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _submit(self, request: EngineRequest) -> None:
+        task = self._submitting[request.request_id] = self._spawn(self._core.submit(request))
+
+        def done(_: asyncio.Task[None]) -> None:
+            if self._submitting.get(request.request_id) is task:
+                del self._submitting[request.request_id]
+
+        task.add_done_callback(done)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def run(fd: int) -> int:

@@ -13,7 +13,7 @@ import msgspec
 
 from forebay_engine.core.handle import CoreInfo, CoreStats
 from forebay_engine.settings import WorkerSettings
-from forebay_engine.types import Abort, EngineRequest, FailEvent, SetDraining, TokenEvent
+from forebay_engine.types import Abort, AbortDone, EngineRequest, FailEvent, SetDraining, TokenEvent
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """A prompt of a million ids is 5 MB: anything near this is a broken stream."""
@@ -51,7 +51,7 @@ class StartFailed(msgspec.Struct, tag=True):
 
 
 class Events(msgspec.Struct, tag=True):
-    events: list[TokenEvent | FailEvent]
+    events: list[TokenEvent | FailEvent | AbortDone]
 
 
 class Died(msgspec.Struct, tag=True):

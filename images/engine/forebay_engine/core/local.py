@@ -19,7 +19,7 @@ from forebay_engine.core.commands import (
 from forebay_engine.core.handle import CoreDied, CoreInfo, CoreStats
 from forebay_engine.core.reservations import Reservations
 from forebay_engine.core.step_loop import StepLoop
-from forebay_engine.core.streams import Event, RequestStreams
+from forebay_engine.core.streams import Event, RequestStreams, StreamEvent
 from forebay_engine.scheduler import PullOrder
 from forebay_engine.transfer.service import TransferService
 from forebay_engine.types import Abort, EngineRequest, SetDraining
@@ -60,7 +60,7 @@ class LoopOutbox:
         except RuntimeError:  # the loop closed while the step thread was in its last step
             log.debug("a result came after the loop had closed")
 
-    def events(self, events: list[Event]) -> None:
+    def events(self, events: list[StreamEvent]) -> None:
         self._call(self._core.deliver, events)
 
     def pulls(self, orders: list[PullOrder]) -> None:
@@ -78,8 +78,8 @@ class LocalCore:
 
     def __init__(self, make_parts: Callable[[], CoreParts]) -> None:
         self._make_parts = make_parts
-        self._streams = RequestStreams(self.abort)
-        self._sink: Callable[[list[Event]], None] = self._streams.deliver
+        self._streams = RequestStreams(self.leave)
+        self._sink: Callable[[list[StreamEvent]], None] = self._streams.deliver
         self._tasks: set[asyncio.Task[None]] = set()
         self._stats = CoreStats()
         self._dead: CoreDied | None = None
@@ -115,7 +115,7 @@ class LocalCore:
         self._check()
         self._steps.send(await self._prepare(request))
 
-    def redirect(self, sink: Callable[[list[Event]], None]) -> None:
+    def redirect(self, sink: Callable[[list[StreamEvent]], None]) -> None:
         """Have every step's events handed over in one list (the core process writes them as one frame)."""
         self._sink = sink
 
@@ -134,8 +134,12 @@ class LocalCore:
         return request
 
     def abort(self, request_id: str) -> None:
+        self.leave(request_id, None)
+
+    def leave(self, request_id: str, receipt: int | None) -> None:
+        """Abort; with a receipt, an AbortDone comes back as the last event."""
         if self._dead is None:
-            self._steps.send(Abort(request_id))
+            self._steps.send(Abort(request_id, receipt))
             self._service.untrack(request_id)
 
     @property
@@ -180,7 +184,7 @@ class LocalCore:
 
     # Called through LoopOutbox, on the event loop.
 
-    def deliver(self, events: list[Event]) -> None:
+    def deliver(self, events: list[StreamEvent]) -> None:
         self._sink(events)
 
     def start_pulls(self, orders: list[PullOrder]) -> None:

@@ -61,7 +61,7 @@ class ProcessCore:
         self._settings = settings
         self._stats = CoreStats()
         self._dead: CoreDied | None = None
-        self._streams = RequestStreams(self.abort)
+        self._streams = RequestStreams(self._leave)
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._ids = itertools.count()
         self._started: asyncio.Future[CoreInfo] | None = None
@@ -106,8 +106,11 @@ class ProcessCore:
         self._send(request)
 
     def abort(self, request_id: str) -> None:
+        self._leave(request_id, None)
+
+    def _leave(self, request_id: str, receipt: int | None) -> None:
         if self._dead is None:
-            self._send(Abort(request_id))
+            self._send(Abort(request_id, receipt))
 
     @property
     def stats(self) -> CoreStats:

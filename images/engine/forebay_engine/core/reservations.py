@@ -36,7 +36,7 @@ class Reservations:
         self._service = service
         self._send = send
         self._kept: dict[str, Reservation] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def reserve(self, request: ReserveRequest) -> ReserveResponse:
         loop = asyncio.get_running_loop()
@@ -96,10 +96,13 @@ class Reservations:
         """
         reservation = self._kept.pop(request_id, None)
         if reservation is None:
+            # One that an earlier leg of this id gave up may still be read into.
+            if request_id in self._ending:
+                await asyncio.wait((self._ending[request_id],))
             return
         ending = asyncio.get_running_loop().create_task(self._end(request_id, reservation, epoch))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        self._ending[request_id] = ending
+        ending.add_done_callback(lambda _: self._ending.pop(request_id, None))
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:

@@ -28,7 +28,16 @@ from forebay_engine.executor.base import Executor
 from forebay_engine.kv.blocks import BlockPool
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.scheduler import PullOrder, Scheduler, SequenceState, StepPlan
-from forebay_engine.types import Abort, EngineRequest, FailEvent, HoldInfo, SetDraining, StepOutput, TokenEvent
+from forebay_engine.types import (
+    Abort,
+    AbortDone,
+    EngineRequest,
+    FailEvent,
+    HoldInfo,
+    SetDraining,
+    StepOutput,
+    TokenEvent,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +53,7 @@ STATS_INTERVAL_SECONDS = 0.05
 class Outbox(Protocol):
     """Where the step thread's results go; every method is safe to call from it and returns at once."""
 
-    def events(self, events: list[TokenEvent | FailEvent]) -> None: ...
+    def events(self, events: list[TokenEvent | FailEvent | AbortDone]) -> None: ...
 
     def pulls(self, orders: list[PullOrder]) -> None: ...
 
@@ -126,8 +135,8 @@ class StepLoop:
         match command:
             case EngineRequest():
                 self._add(command)
-            case Abort(request_id=request_id):
-                self._abort(request_id)
+            case Abort(request_id=request_id, receipt=receipt):
+                self._abort(request_id, receipt)
             case PullDone(request_id=request_id, ok=ok, unsettled=unsettled):
                 self._scheduler.pull_done(request_id, ok, unsettled=unsettled)
             case EarlyPulled(request_id=request_id, blocks=count):
@@ -155,12 +164,17 @@ class StepLoop:
             self._leases.drop(request.request_id)
             self._outbox.events([failure])
 
-    def _abort(self, request_id: str) -> None:
-        self._scheduler.abort(request_id)
+    def _abort(self, request_id: str, receipt: int | None) -> None:
+        found = self._scheduler.abort(request_id)
         self._leases.drop(request_id)
         lease = self._leases.cancel(request_id, self._clock())
         if lease is not None:
             self._pool.free_blocks(lease.blocks)
+        if receipt is not None:
+            self._outbox.events([AbortDone(request_id, receipt)])
+        elif found:
+            # Cancelled by id, from elsewhere: whoever reads its events would wait for ever.
+            self._outbox.events([TokenEvent(request_id, [], finish_reason="abort")])
 
     def _step(self) -> bool:
         """One round; False when nothing could run."""
@@ -194,7 +208,7 @@ class StepLoop:
         holds = {state.request.request_id: self._hold(state, ended) for state in result.finished_holds}
         if result.progressed or holds:
             self._wake_transfer()
-        events: list[TokenEvent | FailEvent] = []
+        events: list[TokenEvent | FailEvent | AbortDone] = []
         for event in result.events:
             hold = holds.get(event.request_id)
             if hold is not None:
