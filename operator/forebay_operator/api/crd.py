@@ -7,7 +7,6 @@ rewrites it node by node; tests/operator/api holds a linter for the result.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -127,12 +126,12 @@ class _Rewriter:
         self._models = models
 
     def rewrite(self, node: dict[str, Any], path: str) -> dict[str, Any]:
-        node, outer_default = self._resolve(node, path)
+        node, default = self._resolve(node, path)
         out = self._typed(node, path)
-        model = self._models.get(node.get("title", ""))
-        if text := _description(node, model):
-            out["description"] = text
-        default = outer_default if outer_default is not None else node.get("default")
+        # Fields of plain types have titles too, made of their names.
+        model = self._models.get(node.get("title", "")) if "properties" in out else None
+        if text := " ".join(node.get("description", "").split()):
+            out["description"] = text.replace("None:", "Left out:")
         if default is not None:
             # Leaves carry their own defaults, and those apply once the parent is there: {} is enough for an object.
             out["default"] = {} if out.get("type") == "object" and "properties" in out else default
@@ -196,13 +195,6 @@ class _Rewriter:
 def _annotations(node: dict[str, Any]) -> dict[str, Any]:
     """What a reference or union says beside its target, and what outlives its resolution."""
     return {key: value for key, value in node.items() if key.startswith("x-kubernetes-") or key == "pattern"}
-
-
-def _description(node: dict[str, Any], model: type[BaseModel] | None) -> str:
-    text = node.get("description", "")
-    if not text and model is not None and model.__doc__ and model.__doc__ is not BaseModel.__doc__:
-        text = model.__doc__
-    return " ".join(inspect.cleandoc(text).split()).replace("None:", "Left out:")
 
 
 def _rules(model: type[BaseModel] | None) -> tuple[Rule, ...]:

@@ -5,20 +5,11 @@ Needs etcd and kube-apiserver in the cache folder; the skip says how to build th
 
 from __future__ import annotations
 
-import json
-import ssl
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from e2e.cluster.control_plane import ControlPlane, NotBuilt, control_plane
 
 from forebay_operator.api.crd import NAME, custom_resource_definition
 from forebay_operator.api.load import from_server
@@ -26,73 +17,17 @@ from forebay_operator.build.children import children
 from forebay_operator.build.secret import token_secret
 from forebay_operator.build.surroundings import Surroundings
 from support.admission import admit
+from support.api_server import CRDS, MODELS, Object, Server, api_server
 from support.manifests import changed, make_model
 from support.specs import ADMITTED, REFUSED
 
 ROOT = Path(__file__).parents[3]
-MODELS = "/apis/serving.forebay.dev/v1alpha1/namespaces/llm/disaggregatedmodels"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-ESTABLISHED_SECONDS = 30.0
-
-Object = dict[str, Any]
-
-
-@dataclass
-class Server:
-    plane: ControlPlane
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: Object | None = None,
-        *,
-        content_type: str = "application/json",
-        accept: str = "application/json",
-        **query: str,
-    ) -> tuple[int, Object]:
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
-        headers = {"Authorization": f"Bearer {self.plane.token}", "Content-Type": content_type, "Accept": accept}
-        url = f"{self.plane.url}{path}?{urllib.parse.urlencode(query)}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, headers, method=method)
-        try:
-            with opener.open(request, timeout=30) as answer:
-                return answer.status, json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
-
-    def create(self, path: str, body: Object, *, dry: bool = True) -> tuple[int, Object]:
-        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry else {})}
-        return self.request("POST", path, body, **query)
-
-    def apply(self, path: str, body: Object, *, dry: bool = True) -> tuple[int, Object]:
-        query = {"fieldManager": "test", "force": "true", "fieldValidation": "Strict"}
-        if dry:
-            query["dryRun"] = "All"
-        return self.request("PATCH", path, body, content_type="application/apply-patch+yaml", **query)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    try:
-        with control_plane(controllers=False) as plane:
-            made = Server(plane)
-            for namespace in ("llm", "forebay-system"):
-                made.create("/api/v1/namespaces", {"metadata": {"name": namespace}}, dry=False)
-            status, answer = made.create(CRDS, custom_resource_definition(), dry=False)
-            assert status == 201, answer
-            deadline = time.monotonic() + ESTABLISHED_SECONDS
-            while made.request("GET", MODELS)[0] != 200:
-                assert time.monotonic() < deadline, "the CRD is not served"
-                time.sleep(0.1)  # the API server tells nobody when it begins to serve a kind
-            yield made
-    except NotBuilt as error:
-        pytest.skip(str(error))
+    with api_server() as made:
+        yield made
 
 
 def test_the_crd_is_accepted_as_structural(server: Server) -> None:
