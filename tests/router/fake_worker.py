@@ -233,6 +233,8 @@ class FakeWorker:
                 self.reserved.pop(request_id, None)
                 return web.json_response({})
             case paths.LEASE_CANCEL:
+                if "cancel" in self.gates:
+                    await self.gates["cancel"].wait()
                 request_id = json.loads(body)["request_id"]
                 self.cancelled.append(request_id)
                 self.leases.discard(request_id)

@@ -102,8 +102,9 @@ class Router:
 
     async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
         request_id = trust.request_id(request.headers.get(headers.REQUEST_ID))
-        if request_id in self._ids:
-            # Leases and slots go by request id: two requests at once must not share one.
+        if request_id in self._ids or self._ctx.cleaning(request_id):
+            # Leases and slots go by request id: two requests at once must not share one, nor a request that is tried
+            # again be hit by what ends its last try.
             request_id = trust.request_id(None)
         try:
             exchange, client = await self._admit(request, request_id)

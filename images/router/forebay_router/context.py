@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -67,6 +68,7 @@ class Context:
         self.estimate = TokenEstimate()
         self._turn = 0
         self._background: set[asyncio.Task[Any]] = set()
+        self._cleaning: Counter[str] = Counter()
 
     def turn(self) -> int:
         """Counts up with each request, so that equally good workers take turns."""
@@ -83,11 +85,23 @@ class Context:
         elif error.reason == "reset":
             error.worker.on_failure(refused=False)
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
+    def background(self, request_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Run clean-up that must not be cut short by the request it belongs to (its client may be gone)."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._cleaning[request_id] += 1
+
+        def done(_: asyncio.Task[None]) -> None:
+            self._background.discard(task)
+            self._cleaning[request_id] -= 1
+            if not self._cleaning[request_id]:
+                del self._cleaning[request_id]
+
+        task.add_done_callback(done)
+
+    def cleaning(self, request_id: str) -> bool:
+        """Whether workers are still being told to forget a request: what comes under its id now would be hit."""
+        return request_id in self._cleaning
 
     async def settle(self) -> None:
         """Wait for the clean-up under way; each piece has its own time limit."""

@@ -33,6 +33,8 @@ PASSED_HEADERS = ("content-type", headers.RETRY_AFTER)
 """All that a client sees of a worker's headers."""
 
 BUSY = (429, 503)
+ID_IN_USE = 409
+"""The worker still has a request of that id (a retry through another router): no fault of the client's."""
 
 
 class Exchange:
@@ -168,7 +170,7 @@ class Exchange:
             self._account.prefill_name = worker.name
             return reply
         self._lease_at = None
-        if reply.status in BUSY or reply.status >= 500:
+        if reply.status in (*BUSY, ID_IN_USE) or reply.status >= 500:
             self._turned_down(worker, key, "prefill", reply)
             return None
         return reply
@@ -375,7 +377,7 @@ class Exchange:
             if lease_at is worker:
                 await cancelling
             else:
-                self._ctx.background(cancelling)
+                self._ctx.background(self._id, cancelling)
         return leg
 
     async def _leg_refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply) -> bool:
@@ -395,7 +397,7 @@ class Exchange:
         if leg == "prefill" and self._lease_at is worker:
             self._lease_at = None
             if reason != "refused":
-                self._ctx.background(self._ctx.cancel_lease(worker, self._id, self._headers))
+                self._ctx.background(self._id, self._ctx.cancel_lease(worker, self._id, self._headers))
 
     def _turned_down(self, worker: Worker, key: Key, leg: str, reply: Reply) -> None:
         self._account.retry(leg, f"status_{reply.status}", worker.name)
@@ -451,7 +453,7 @@ class Exchange:
         ctx = self._ctx
         self._reservation.abandon(answered=self._account.complete)
         if self._lease_at is not None:
-            ctx.background(ctx.cancel_lease(self._lease_at, self._id, self._headers))
+            ctx.background(self._id, ctx.cancel_lease(self._lease_at, self._id, self._headers))
         answers = sum(index >= 0 for index in self._course.delivered.by_index) if self._call.several else 1
         self._account.close(answers)
 

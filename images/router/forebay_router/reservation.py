@@ -105,7 +105,7 @@ class Reservation:
         return held
 
     def _give_back(self, worker: Worker) -> None:
-        self._ctx.background(self._ctx.release(worker, self._request_id, self._headers))
+        self._ctx.background(self._request_id, self._ctx.release(worker, self._request_id, self._headers))
 
     async def _acquire(self, prefill: Worker) -> None:
         """Ask decode workers that can read the prefill worker's KV, best first, once each."""

@@ -25,6 +25,7 @@ LOAD_SILENCE_SECONDS = 5.0
 RECONNECT_SECONDS = (0.1, 1.0)
 MAX_LOAD_LINE = 64 * 1024
 FINISH_SECONDS = 0.5
+CONNECT_ATTEMPTS = 5
 
 _report = msgspec.json.Decoder(LoadReport)
 
@@ -114,9 +115,7 @@ class WorkerClient:
         """POST and wait for the answer's headers. `counted`: the worker counts it in LoadReport.seen."""
         sent = {**(self._counted if counted else self._base), **extra}
         try:
-            response = await self._session.post(
-                worker.url + path, data=body, headers=sent, allow_redirects=False, timeout=self._timeout
-            )
+            response = await self._post(worker, path, body, sent)
         except aiohttp.ConnectionTimeoutError as error:
             raise WorkerFailed(worker, "connect_timeout", f"no connection within {self._connect_timeout} s") from error
         except aiohttp.ClientConnectorError as error:
@@ -127,6 +126,19 @@ class WorkerClient:
         if carried is not None:
             self._take(worker, carried.encode("utf-8", "surrogateescape"), from_stream=False)
         return WorkerStream(worker, response)
+
+    async def _post(self, worker: Worker, path: str, body: bytes, sent: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """A connection that comes too late says nothing of a worker whose load stream speaks: in a burst it is this
+        process that is late. It is asked for again; nothing was sent yet."""
+        for attempt in range(CONNECT_ATTEMPTS):
+            try:
+                return await self._session.post(
+                    worker.url + path, data=body, headers=sent, allow_redirects=False, timeout=self._timeout
+                )
+            except aiohttp.ConnectionTimeoutError:
+                if attempt + 1 == CONNECT_ATTEMPTS or worker.suspect(asyncio.get_running_loop().time()):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     async def post(
         self,
