@@ -8,7 +8,7 @@ from forebay_engine.core.local import LocalCore
 from forebay_engine.core.parts import make_parts
 from forebay_engine.core.process import ProcessCore
 from forebay_engine.settings import WorkerSettings
-from forebay_engine.types import SamplingParams
+from forebay_engine.types import SamplingParams, TokenEvent
 from support.cluster import until
 
 PROMPT = list(range(40, 90))
@@ -45,7 +45,8 @@ both = pytest.mark.parametrize("kind", ["local", "process"])
 
 async def collect(core, request):
     events = [event async for event in core.generate(request)]
-    return [token for event in events for token in event.token_ids], events[-1]
+    tokens = [token for event in events if isinstance(event, TokenEvent) for token in event.token_ids]
+    return tokens, events[-1]
 
 
 async def idle(core) -> None:

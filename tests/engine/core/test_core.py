@@ -1,7 +1,6 @@
 """A core behind its handle, in this process and in one of its own: the same behaviour, and death told apart."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,65 +11,15 @@ import psutil
 import pytest
 
 from forebay_engine.core.handle import CoreDied
-from forebay_engine.core.local import LocalCore
-from forebay_engine.core.parts import make_parts
-from forebay_engine.core.process import ProcessCore
 from forebay_engine.errors import ModelError
 from forebay_engine.executor.simulated import SimulatedExecutor
 from forebay_engine.executor.tags import expected_tokens
-from forebay_engine.settings import WorkerSettings
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.puller import PullResult
 from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams
 from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
 from support.cluster import until
-
-PROMPT = list(range(40, 90))
-GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
-
-
-def settings(**changes) -> WorkerSettings:
-    values = {
-        "name": "core-test",
-        "engine": "simulated",
-        "served_name": "simulated",
-        "host": "127.0.0.1",
-        "port": 1,
-        "advertise_host": "127.0.0.1",
-        "token_file": None,
-        "perf_model": "instant",
-    }
-    return WorkerSettings(**{**values, **changes})
-
-
-@contextlib.asynccontextmanager
-async def running(kind, **changes):
-    configured = settings(**changes)
-    core = ProcessCore(configured) if kind == "process" else LocalCore(lambda: make_parts(configured))
-    core.info = await core.start()
-    try:
-        yield core
-    finally:
-        await core.close()
-
-
-both = pytest.mark.parametrize("kind", ["local", "process"])
-
-
-async def collect(core, request):
-    events = [event async for event in core.generate(request)]
-    return [token for event in events for token in event.token_ids], events[-1]
-
-
-async def idle(core) -> None:
-    async def empty() -> bool:
-        stats = core.stats
-        return (
-            stats.running == stats.waiting == stats.held_blocks == stats.waiting_pulls == 0
-            and 0 < stats.free_blocks == stats.total_blocks
-        )
-
-    await until(empty, "every block free again", 10)
+from support.cores import GREEDY, PROMPT, both, collect, idle, running
 
 
 @both
@@ -333,9 +282,8 @@ async def anext_until_it_raises(stream):
 
 
 SERVER = """
-import asyncio, sys
-sys.path.insert(0, sys.argv[1])
-from test_core import settings
+import asyncio
+from support.cores import settings
 from forebay_engine.core.process import ProcessCore
 async def main():
     core = ProcessCore(settings())
@@ -347,11 +295,8 @@ asyncio.run(main())
 
 
 async def test_the_core_process_dies_with_its_server():
-    folder = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(folder.parent.parent)}
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(folder)], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment)
     line = await asyncio.get_running_loop().run_in_executor(None, server.stdout.readline)
     pid = int(line)
     assert psutil.pid_exists(pid)

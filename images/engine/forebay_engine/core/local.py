@@ -19,10 +19,10 @@ from forebay_engine.core.commands import (
 from forebay_engine.core.handle import CoreDied, CoreInfo, CoreStats
 from forebay_engine.core.reservations import Reservations
 from forebay_engine.core.step_loop import StepLoop
-from forebay_engine.core.streams import Event, RequestStreams, StreamEvent
+from forebay_engine.core.streams import Event, RequestStreams, StreamEvent, ends
 from forebay_engine.scheduler import PullOrder
 from forebay_engine.transfer.service import TransferService
-from forebay_engine.types import Abort, EngineRequest, SetDraining
+from forebay_engine.types import Abort, AbortDone, EngineRequest, SetDraining
 from forebay_wire.messages import (
     CompleteResponse,
     Handshake,
@@ -122,7 +122,7 @@ class LocalCore:
     async def _prepare(self, request: EngineRequest) -> EngineRequest:
         """Settle what was pulled ahead, and start the heartbeats: the lease must outlive our own queue."""
         source = request.pull
-        await self._reservations.settle(request.request_id, source.epoch if source is not None else None)
+        await self._reservations.settle(request.request_id, source)
         if source is None:
             return request
         if source.engine_id == self._parts.info.engine_id:
@@ -185,6 +185,9 @@ class LocalCore:
     # Called through LoopOutbox, on the event loop.
 
     def deliver(self, events: list[StreamEvent]) -> None:
+        for event in events:
+            if not isinstance(event, AbortDone) and ends(event):
+                self._service.ended(event.request_id)
         self._sink(events)
 
     def start_pulls(self, orders: list[PullOrder]) -> None:

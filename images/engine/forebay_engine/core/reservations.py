@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from forebay_engine.core.commands import Command, EarlyPulled, ReleaseReservation, ReserveBlocks
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.service import TransferService
-from forebay_engine.types import Reserve
+from forebay_engine.types import PullSource, Reserve
 from forebay_wire.messages import ReserveRequest, ReserveResponse
 
 log = logging.getLogger(__name__)
@@ -24,9 +24,11 @@ RETRY_SECONDS = 1.0
 @dataclass(slots=True, eq=False)
 class Reservation:
     following: asyncio.Task[None] = field(init=False)
-    epoch: int = 0
+    lease: tuple[str, int] | None = None
+    """Engine id and epoch under which it was read."""
+
     pulled: int = 0
-    """The first `pulled` blocks were read under lease epoch `epoch`."""
+    """The first so many blocks were."""
 
 
 class Reservations:
@@ -36,6 +38,9 @@ class Reservations:
         self._service = service
         self._send = send
         self._kept: dict[str, Reservation] = {}
+        self._asked: dict[str, asyncio.Future[list[int] | None]] = {}
+        """Not answered by the step thread yet."""
+
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def reserve(self, request: ReserveRequest) -> ReserveResponse:
@@ -52,10 +57,14 @@ class Reservations:
             request.request_id, request.prefill_host, request.prefill_port, request.prompt_tokens, request.ttl_seconds
         )
         self._send(ReserveBlocks(wanted, lambda blocks: _on_loop(loop, settle, blocks)))
+        self._asked[request.request_id] = answer
         try:
             blocks = await asyncio.wait_for(answer, REPLY_SECONDS)
         except TimeoutError:
             return ReserveResponse(False, "busy with a long step", RETRY_SECONDS)
+        finally:
+            if self._asked.get(request.request_id) is answer:
+                del self._asked[request.request_id]
         if blocks is None:
             return ReserveResponse(False, f"no room for {request.prompt_tokens} prompt tokens", RETRY_SECONDS)
         reservation = Reservation()
@@ -66,8 +75,8 @@ class Reservations:
     async def _follow(self, request: ReserveRequest, blocks: list[int], reservation: Reservation) -> None:
         """Pull finished chunks, then wait for the decode leg; at the end of its time the reservation goes."""
 
-        def pulled(epoch: int, count: int) -> None:
-            reservation.epoch, reservation.pulled = epoch, count
+        def pulled(engine_id: str, epoch: int, count: int) -> None:
+            reservation.lease, reservation.pulled = (engine_id, epoch), count
 
         unsettled = False
         try:
@@ -79,6 +88,8 @@ class Reservations:
         except TransferError as error:
             unsettled = error.unsettled
             log.warning("request %s: reading ahead ended: %s", request.request_id, error)
+        except Exception:  # a fault of ours must not keep the blocks for ever
+            log.exception("request %s: reading ahead failed", request.request_id)
         # Whoever takes the reservation out of the table ends it: the decode leg may have been first.
         if self._kept.get(request.request_id) is reservation:
             del self._kept[request.request_id]
@@ -86,21 +97,24 @@ class Reservations:
 
     async def release(self, request_id: str) -> None:
         """Give the blocks back; returns when no read lands in them any more."""
-        await self.settle(request_id, epoch=None)
+        await self.settle(request_id, None)
 
-    async def settle(self, request_id: str, epoch: int | None) -> None:
-        """End the reading for a decode leg that has come under lease `epoch`; None: the blocks are given back.
+    async def settle(self, request_id: str, source: PullSource | None) -> None:
+        """End the reading for a decode leg that has come with `source`; None: the blocks are given back.
 
-        What was read counts only if it was read under that very epoch. Goes on to its end when cancelled: only then may
+        What was read counts only if it was read under that very lease. Goes on to its end when cancelled: only then may
         the blocks be used again.
         """
+        asked = self._asked.get(request_id)
+        if asked is not None and not asked.done():
+            asked.set_result(None)  # blocks that the step thread has yet to answer with go back at once
         reservation = self._kept.pop(request_id, None)
         if reservation is None:
             # One that an earlier leg of this id gave up may still be read into.
             if request_id in self._ending:
                 await asyncio.wait((self._ending[request_id],))
             return
-        ending = asyncio.get_running_loop().create_task(self._end(request_id, reservation, epoch))
+        ending = asyncio.get_running_loop().create_task(self._end(request_id, reservation, source))
         self._ending[request_id] = ending
         ending.add_done_callback(lambda _: self._ending.pop(request_id, None))
         try:
@@ -109,13 +123,13 @@ class Reservations:
             ending.add_done_callback(lambda _: self._send(ReleaseReservation(request_id)))
             raise
 
-    async def _end(self, request_id: str, reservation: Reservation, epoch: int | None) -> None:
+    async def _end(self, request_id: str, reservation: Reservation, source: PullSource | None) -> None:
         reservation.following.cancel()
         (outcome,) = await asyncio.gather(reservation.following, return_exceptions=True)
         unsettled = isinstance(outcome, TransferError) and outcome.unsettled
-        if epoch is None or unsettled:
+        if source is None or unsettled:
             self._send(ReleaseReservation(request_id, unsettled))
-        elif reservation.epoch == epoch:
+        elif reservation.lease == (source.engine_id, source.epoch):
             self._send(EarlyPulled(request_id, reservation.pulled))
 
     async def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,13 +62,10 @@ class Puller:
         self._spawn = spawn
         self._clock = clock
         self._running: dict[str, threading.Event] = {}
-        self._followed: OrderedDict[str, str] = OrderedDict()
-        """Engine each request was read ahead from: epochs are unique within one engine only."""
 
     def abort(self, request_id: str) -> None:
         """A pull under way fails as cancelled."""
         self._keeper.untrack(request_id)
-        self._followed.pop(request_id, None)
         cancel = self._running.get(request_id)
         if cancel is not None:
             cancel.set()
@@ -98,7 +94,6 @@ class Puller:
             return PullResult(False, f"{error.reason}: {error}", 0, self._clock() - started, error.unsettled)
         finally:
             del self._running[source.request_id]
-            self._followed.pop(source.request_id, None)
             if self._keeper.get(source.request_id) is tracked:
                 self._keeper.untrack(source.request_id)
         volume = len(local_blocks) * self._identity.block_bytes
@@ -121,12 +116,6 @@ class Puller:
                 f"KV of engine {source.engine_id} has compatibility hash {source.compat_hash}, this engine's is "
                 f"{self._hash}; pair workers of one kind only",
                 reason="incompatible",
-            )
-        followed = self._followed.get(source.request_id, source.engine_id)
-        if followed != source.engine_id:
-            raise TransferError(
-                f"blocks were read ahead from engine {followed}, but the prompt's KV lies at {source.engine_id}",
-                reason="peer_restarted",
             )
 
         def until() -> float:
@@ -161,7 +150,7 @@ class Puller:
         self._spawn(complete())
 
     async def follow(
-        self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[int, int], None]
+        self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[str, int, int], None]
     ) -> None:
         try:
             await self._follow(reserve, local_blocks, on_progress, self._clock() + reserve.ttl_seconds)
@@ -175,12 +164,11 @@ class Puller:
         self,
         reserve: ReserveRequest,
         local_blocks: Sequence[int],
-        on_progress: Callable[[int, int], None],
+        on_progress: Callable[[str, int, int], None],
         deadline: float,
     ) -> None:
         host, port = reserve.prefill_host, reserve.prefill_port
         engine_id = await self._connections.connect(host, port, deadline)
-        self._note_followed(reserve.request_id, engine_id)
         block_size = self._identity.compatibility.block_size
         epoch, count, seen = 0, 0, False
         while (left := deadline - self._clock()) > 0 and count < len(local_blocks):
@@ -198,14 +186,14 @@ class Puller:
             seen = True
             if news.epoch != epoch:
                 epoch, count = news.epoch, 0
-                on_progress(epoch, 0)
+                on_progress(engine_id, epoch, 0)
             # The last block of a lease may be partly filled: that one is pull()'s.
             full = len(news.block_ids) if news.state == "running" else news.num_tokens // block_size
             ready = min(full, len(local_blocks))
             if ready > count:
                 await self._read_ahead(engine_id, news.block_ids[count:ready], local_blocks[count:ready], deadline)
                 count = ready
-                on_progress(epoch, count)
+                on_progress(engine_id, epoch, count)
             if news.state == "leased":
                 return
 
@@ -217,11 +205,6 @@ class Puller:
         cancel = threading.Event()
         await self._connections.read(engine_id, remote_blocks, local_blocks, until=lambda: end, cancel=cancel)
         self._count(len(local_blocks) * self._identity.block_bytes, self._clock() - started)
-
-    def _note_followed(self, request_id: str, engine_id: str) -> None:
-        self._followed[request_id] = engine_id
-        while len(self._followed) > MAX_PULLS:
-            self._followed.popitem(last=False)
 
     def _count(self, volume: int, seconds: float) -> None:
         self._counters.bytes += volume

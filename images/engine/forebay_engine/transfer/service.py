@@ -173,12 +173,13 @@ class TransferService:
         return await self._puller.pull(source, remote_blocks, local_blocks)
 
     async def follow(
-        self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[int, int], None]
+        self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[str, int, int], None]
     ) -> None:
         """Pull a running prefill's full blocks as they are finished: the owner's block i into local_blocks[i].
 
-        `on_progress(epoch, count)`: the first `count` local blocks hold KV read under that epoch; a new epoch begins
-        with count 0. What was read counts only if the lease that pull() confirms later has the same epoch. Returns when
+        `on_progress(engine id, epoch, count)`: the first `count` local blocks hold KV read there under that epoch; a
+        new epoch begins with count 0. What was read counts only if the lease that pull() confirms later is of the same
+        engine and epoch (epochs are unique within one engine only). Returns when
         the prefill is leased, gone, out of time (ttl_seconds) or a read failed; when cancelled, after its read is over.
         Raises only an unsettled TransferError: the local blocks must never be used again.
         """
