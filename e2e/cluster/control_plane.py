@@ -110,6 +110,14 @@ class ControlPlane:
         )
         return path
 
+    def credentials(self) -> Path:
+        """A folder with `token` and `ca.crt`, as a pod's service account has it."""
+        folder = self.folder / "account"
+        folder.mkdir(exist_ok=True)
+        (folder / "token").write_text(self.token)
+        shutil.copy(self.folder / "apiserver.crt", folder / "ca.crt")
+        return folder
+
     def client(self, **options: Any) -> Any:
         """The operator's own client, as an administrator."""
         from kubernetes.aio import client
@@ -193,10 +201,12 @@ class Kubelets:
     """Makes pods run: each gets an address and becomes ready, unless told otherwise. Pods stay unscheduled, so that the
     API server deletes them at once."""
 
-    def __init__(self, kube: Any, selector: str, poll: float = 0.1) -> None:
+    def __init__(self, kube: Any, selector: str, poll: float = 0.1, network: str = "10.88") -> None:
+        """`network`: first two bytes of the pods' addresses; in 127.0.0.0/8 they refuse connections at once."""
         self._kube = kube
         self._selector = selector
         self._poll = poll
+        self._network = network
         self._count = 0
         self.unready: set[str] = set()
         """Pods, by name, that are kept NotReady."""
@@ -224,9 +234,7 @@ class Kubelets:
         if held == ready and status.get("podIP"):
             return
         self._count += 1
-        address = (
-            status.get("podIP") or f"10.{88 + self._count // 62500}.{self._count // 250 % 250}.{self._count % 250 + 1}"
-        )
+        address = status.get("podIP") or f"{self._network}.{self._count // 250 % 250}.{self._count % 250 + 1}"
         patch = {
             "phase": "Running",
             "podIP": address,

@@ -28,6 +28,9 @@ class FakeCluster:
     unready: bool = False
     """New pods stay NotReady."""
 
+    kubelet: bool = False
+    """Somebody else runs the pods: they come without a status, and are only marked when they are to go."""
+
     deaf: bool = False
     """Workers and routers do not answer."""
 
@@ -42,12 +45,12 @@ class FakeCluster:
         for deployment in self.api.all("deployments"):
             replica_set = self._replica_set(deployment)
             want = deployment["spec"]["replicas"]
-            pods = self.pods(replica_set["metadata"]["uid"])
+            pods = self._staying(replica_set)
             for pod in sorted(pods, key=self._order)[: max(0, len(pods) - want)]:
                 self.kill(pod["metadata"]["name"])
             for _ in range(want - len(pods)):
                 self._pod(deployment, replica_set)
-            pods = self.pods(replica_set["metadata"]["uid"])
+            pods = self._staying(replica_set)
             ready = sum(self.is_ready(pod) for pod in pods)
             live = copy.deepcopy(self.api.find("deployments", deployment["metadata"]["name"]))
             assert live is not None
@@ -58,6 +61,9 @@ class FakeCluster:
                 "readyReplicas": ready,
             }
             self.api.put(live)
+
+    def _staying(self, replica_set: Object) -> list[Object]:
+        return [p for p in self.pods(replica_set["metadata"]["uid"]) if not p["metadata"].get("deletionTimestamp")]
 
     def pods(self, replica_set: str | None = None, **marks: str) -> list[Object]:
         return [
@@ -80,7 +86,8 @@ class FakeCluster:
 
     @staticmethod
     def is_ready(pod: Object) -> bool:
-        return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+        conditions = (pod.get("status") or {}).get("conditions") or []
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def set_ready(self, name: str, ready: bool) -> None:
         pod = copy.deepcopy(self.api.find("pods", name))
@@ -93,7 +100,12 @@ class FakeCluster:
         pod = self.api.find("pods", name)
         assert pod is not None
         self.deleted.append((pod, self.running.pop(name, 0)))
-        self.api.remove("pods", name)
+        if self.kubelet:
+            marked = copy.deepcopy(pod)
+            marked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self.api.put(marked)
+        else:
+            self.api.remove("pods", name)
 
     def _order(self, pod: Object) -> tuple[bool, int, int]:
         """A ReplicaSet's: NotReady first, then the cheapest, then the youngest."""
@@ -128,8 +140,8 @@ class FakeCluster:
                 "labels": dict(deployment["spec"]["template"]["metadata"]["labels"]),
                 "ownerReferences": [_controller(replica_set)],
             },
-            "spec": {"nodeName": f"node{number % 2 + 1}"},
-            "status": {
+            "spec": {**deployment["spec"]["template"]["spec"], "nodeName": f"node{number % 2 + 1}"},
+            "status": {} if self.kubelet else {
                 "phase": "Running",
                 "podIP": f"10.88.{number // 250}.{number % 250 + 1}",
                 "conditions": [{"type": "Ready", "status": "False" if self.unready else "True"}],

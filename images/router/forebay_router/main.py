@@ -20,7 +20,7 @@ import uvloop
 from forebay_router import trust
 from forebay_router.app import Router
 from forebay_router.discovery import Discovery, WorkersFileDiscovery
-from forebay_router.pods import ApiFailed, ApiServer, PodDiscovery
+from forebay_router.pods import CREDENTIALS, ApiFailed, ApiServer, PodDiscovery
 from forebay_router.server import Listener
 from forebay_router.settings import RouterSettings
 from forebay_wire import VERSION
@@ -60,6 +60,10 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     workers.add_argument("--workers-file", type=Path, help="JSON list of the workers; may change any time")
     workers.add_argument("--kubernetes-model", metavar="NAME", help="the workers are the pods of this model")
     parser.add_argument("--kubernetes-namespace", default="default", help="where the model is")
+    parser.add_argument(
+        "--kubernetes-api", metavar="URL", help="such as kubectl proxy's; by default this pod's cluster"
+    )
+    parser.add_argument("--kubernetes-credentials", type=Path, metavar="DIR", help="holds token and ca.crt")
     parser.add_argument("--token-file", type=Path, help="the per-model secret that workers ask for")
     parser.add_argument("--served-name", help="model name that clients send; by default what the workers report")
     parser.add_argument("--fallback", choices=("both-phases", "refuse"), default="both-phases")
@@ -80,6 +84,8 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
         workers_file=args.workers_file,
         kubernetes_namespace=args.kubernetes_namespace,
         kubernetes_model=args.kubernetes_model,
+        kubernetes_api=args.kubernetes_api,
+        kubernetes_credentials=args.kubernetes_credentials,
         token=trust.load_token(args.token_file) if args.token_file else None,
         served_name=args.served_name,
         both_phases=args.fallback == "both-phases",
@@ -98,9 +104,10 @@ def discovery_of(settings: RouterSettings) -> Discovery:
     if settings.workers_file is not None:
         return WorkersFileDiscovery(settings.workers_file, settings.role_grace)
     assert settings.kubernetes_model is not None
-    return PodDiscovery(
-        ApiServer.in_cluster(), settings.kubernetes_namespace, settings.kubernetes_model, settings.role_grace
-    )
+    credentials = settings.kubernetes_credentials or CREDENTIALS
+    url = settings.kubernetes_api
+    server = ApiServer(url.rstrip("/"), credentials) if url else ApiServer.in_cluster(credentials)
+    return PodDiscovery(server, settings.kubernetes_namespace, settings.kubernetes_model, settings.role_grace)
 
 
 async def serve(settings: RouterSettings) -> None:

@@ -58,14 +58,14 @@ class ApiServer:
     """Folder with `token` and `ca.crt`; without them (tests) none are sent."""
 
     @staticmethod
-    def in_cluster() -> ApiServer:
+    def in_cluster(credentials: Path = CREDENTIALS) -> ApiServer:
         """Raises ApiFailed outside of a pod."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise ApiFailed(
                 "KUBERNETES_SERVICE_HOST is not set: this is no pod; give --workers-file instead of --kubernetes-model"
             )
-        return ApiServer(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+        return ApiServer(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", credentials)
 
     def headers(self) -> dict[str, str]:
         """Read anew each time: the kubelet replaces the token before it expires."""

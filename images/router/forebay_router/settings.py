@@ -22,6 +22,11 @@ class RouterSettings:
 
     kubernetes_namespace: str = "default"
     kubernetes_model: str | None = None
+    kubernetes_api: str | None = None
+    """URL of the API server. None: the one of the cluster that this pod runs in."""
+
+    kubernetes_credentials: Path | None = None
+    """Folder with `token` and `ca.crt`. None: the pod's service account."""
     token: bytes | None = None
     """The per-model secret: bearer of every call to a worker. None: workers' internal endpoints will refuse us."""
 

@@ -103,7 +103,7 @@ def plan(
     if operation is None:
         # One worker leaves at a time, of both pools together: a shrinking pool can lean on the other.
         for pool in POOLS:
-            operation = operation or _begin(observation, pool, goals[pool], rules, draft, now)
+            operation = operation or _begin(observation, pool, goals, rules, draft, now)
     current = {goal.deployment for goal in goals.values()}
     for view in observation.deployments:
         if (
@@ -210,9 +210,10 @@ def _grow(observation: Observation, pool: Pool, goal: PoolGoal, rules: Rules, dr
 
 
 def _begin(
-    observation: Observation, pool: Pool, goal: PoolGoal, rules: Rules, draft: _Draft, now: datetime
+    observation: Observation, pool: Pool, goals: Mapping[Pool, PoolGoal], rules: Rules, draft: _Draft, now: datetime
 ) -> Operation | None:
     """The next worker that has to leave, or None when there is none or it is not its time."""
+    goal = goals[pool]
     mine = [d for d in observation.deployments if d.pool == pool]
     if not any(d.name == goal.deployment for d in mine):
         # The current revision can't be made, or not yet: the running one keeps serving.
@@ -230,11 +231,18 @@ def _begin(
         draft.waiting = f"for the {pool} pods of {leaving[0].name} to appear"
         return None
     deployment, pod = min(candidates, key=lambda c: _reluctance(c[1]))
-    serving = sum(p.serving for p in observation.pods if p.pool == pool)
-    if pod.serving and serving - 1 < goal.replicas - rules.max_unavailable:
+    serving = {each: _serving(observation, each) for each in POOLS}
+    if pod.serving and serving[pool] - 1 < goals[pool].replicas - rules.max_unavailable:
         draft.busy = True
-        draft.waiting = f"for {pool} workers to be ready: {serving} of {goal.replicas} are"
+        draft.waiting = f"for {pool} workers to be ready: {serving[pool]} of {goals[pool].replicas} are"
         return None
+    if pod.serving and cause is Cause.ROLLOUT:
+        other: Pool = "decode" if pool == "prefill" else "prefill"
+        # At 1P:1D it is the other pool's worker that serves both phases meanwhile: it must be there.
+        if serving[other] < max(1, goals[other].replicas - 1):
+            draft.busy = True
+            draft.waiting = f"for {other} workers to be ready: {serving[other]} of {goals[other].replicas} are"
+            return None
     return Operation(
         cause=cause,
         pool=pool,
@@ -245,6 +253,12 @@ def _begin(
         started=now,
         deadline=now + rules.drain,
     )
+
+
+def _serving(observation: Observation, pool: Pool) -> int:
+    """Workers of a home pool that requests are sent to: routers know them too, where any router can be asked."""
+    asked = observation.latency is not None
+    return sum(p.serving and (p.load is not None or not asked) for p in observation.pods if p.pool == pool)
 
 
 def _reluctance(pod: PodView) -> tuple[bool, int, int, float, str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay_operator.act.operation import Cause, Operation
 from forebay_operator.act.plan import Plan, PoolGoal, Rules, plan
 from forebay_operator.api.labels import Pool
-from forebay_operator.observe.types import DeploymentView, Observation, PodView
+from forebay_operator.observe.types import DeploymentView, LatencyView, Observation, PodView
 from forebay_wire.load import LoadReport
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -227,6 +227,19 @@ def test_rollout_waits_for_the_new_worker() -> None:
     assert step.operation is None
     assert step.again is not None
     assert "2 of 3" in step.waiting
+
+
+def test_at_one_and_one_the_other_worker_must_serve_first() -> None:
+    world = World({"prefill-r1": 0, "prefill-r2": 1, "decode-r1": 1, "decode-r2": 0})
+    world.control(ready=False)
+    world.pods = [replace(p, ready=p.pool == "decode") for p in world.pods]
+    step = plan(world.observe(), goals(1, 1, "r2"), None, frozenset(), RULES, NOW)
+    assert (step.operation, step.waiting) == (None, "for prefill workers to be ready: 0 of 1 are")
+    world.pods = [replace(p, ready=True) for p in world.pods]
+    known = replace(world.observe(), latency=LatencyView())
+    assert plan(known, goals(1, 1, "r2"), None, frozenset(), RULES, NOW).operation is not None
+    strange = replace(known, pods=tuple(replace(p, load=p.load if p.pool == "decode" else None) for p in known.pods))
+    assert plan(strange, goals(1, 1, "r2"), None, frozenset(), RULES, NOW).operation is None, "no router knows it yet"
 
 
 def test_a_revision_that_cannot_be_made_takes_nobody() -> None:
