@@ -316,14 +316,13 @@ class FakeWorker:
             return web.json_response(answer.whole(), headers=load)
         response = web.StreamResponse(headers={**load, "content-type": "text/event-stream"})
         await response.prepare(request)
-        for written, event in enumerate(self._events(answer, start)):
+        for written, event in enumerate((*self._events(answer, start), stream.DONE)):
             if fault is not None and written == fault.after:
                 await self._break(request, fault, response)
                 if fault.kind in ("no_done", "error_event", "garbage"):
                     return response
             await response.write(event)
             await asyncio.sleep(self.gap)
-        await response.write(stream.DONE)
         return response
 
     def _events(self, answer: Answer, start: int) -> Iterator[bytes]:

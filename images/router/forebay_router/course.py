@@ -105,6 +105,11 @@ class Course:
         mixed = self._ctx.settings.both_phases and (started or not self._decode_busy)
         return choice.pick_any(candidates, self._tokens, self._turn, excluded, mixed=mixed or not self._call.split)
 
+    @property
+    def whole(self) -> bool:
+        """The client has everything but [DONE]: a worker died between the two."""
+        return self.delivered.whole(usage_asked=self._call.asks_usage())
+
     def _can_pull(self) -> bool:
         """Whether a decode leg still gives what the client lacks: no token of a decode worker is out."""
         return self.handoff is not None and self.late_ids == 0 and not (self.late_events and self.delivered.content)

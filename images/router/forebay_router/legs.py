@@ -23,6 +23,10 @@ _DEFAULT_OUTPUT_TOKENS = 256
 """Room assumed for an answer whose length the client did not bound, when a decode worker is chosen."""
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
 @dataclass(slots=True)
 class ClientCall:
     """One parsed request."""
@@ -60,6 +64,14 @@ class ClientCall:
             if raw.isdigit() and len(raw) < 10:
                 return int(raw)
         return _DEFAULT_OUTPUT_TOKENS
+
+    def asks_usage(self) -> bool:
+        """Whether a chunk with the usage comes after the answer's last."""
+        try:
+            options = msgspec.json.decode(self.fields.get("stream_options", _NULL), type=_StreamOptions | None)
+        except msgspec.DecodeError:
+            return False
+        return options is not None and options.include_usage is True
 
     def plain(self) -> bytes:
         """Both phases on one worker: the client's body with the seed fixed."""

@@ -31,6 +31,7 @@ class _Choice(msgspec.Struct):
     index: int = 0
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: str | None = None
 
 
 class Chunk(msgspec.Struct):
@@ -38,6 +39,7 @@ class Chunk(msgspec.Struct):
 
     choices: list[_Choice] = []
     created: int | None = None
+    usage: dict[str, object] | None = None
 
     @property
     def has_content(self) -> bool:
@@ -103,10 +105,19 @@ class Delivered:
         """Some text is out."""
 
         self.created: int | None = None
+        self._last: bytes | str = b""
+
+    def whole(self, *, usage_asked: bool) -> bool:
+        """Whether nothing but [DONE] is missing. Of several answers this is not known."""
+        chunk = read_chunk(self._last)
+        if self.several or not chunk.choices:
+            return not self.several and chunk.usage is not None
+        return not usage_asked and chunk.choices[0].finish_reason is not None
 
     def note(self, payload: bytes | str) -> None:
         """Count one event's payload as written."""
         self.events += 1
+        self._last = payload
         if self.several or not self.content:
             chunk = read_chunk(payload)
             self.content = self.content or chunk.has_content

@@ -203,6 +203,9 @@ class Exchange:
     async def _stream(self, target: Worker | None) -> None:
         """Leg after leg until the answer is whole."""
         while True:
+            if self._course.whole:
+                await self._end_stream()
+                return
             if target is None:
                 target = await self._next()
             leg = await self._prepare(target) if target else None
