@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from forebay_router import trust
 from router.conftest import StartBench
-from router.fake_worker import TOKEN
+from router.fake_worker import PROMPT_TOKENS, TOKEN
 from router.test_rules import ONE_PAIR, ask, chat, check, completion
 from support.cluster import until
 
@@ -198,6 +198,7 @@ async def test_figures(start_bench: StartBench) -> None:
     assert 9 < load["tpot_p95_ms"] < 1000
     totals = load["totals"]
     assert totals["generated_tokens"] == 36
+    assert totals["offered_prompt_tokens"] == 3 * PROMPT_TOKENS
     assert totals["cached_prompt_tokens"] == 15
     assert totals["in_objective"] == 3
     workers = {worker["name"]: worker for worker in load["workers"]}

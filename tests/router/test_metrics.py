@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay_router import metrics
@@ -42,6 +44,24 @@ def test_window_moves_on() -> None:
     assert window["ttft_p95_ms"] == 960.0  # nearest rank of 0.40 .. 0.99
     empty = counted.window(1000.0)
     assert (empty["requests"], empty["ttft_p95_ms"], empty["attainment"]) == (0, None, None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), max_size=30))
+def test_offered_tokens_are_the_prompts_own_in_the_end(requests: list[tuple[int, int]]) -> None:
+    """Estimates count at arrival. Their errors are made up for, by the next requests where they were too high."""
+    counted = RouterMetrics(1.0, 0.04)
+    seen = [0]
+    for estimated, tokens in requests:
+        counted.offer(estimated)
+        seen.append(counted.offered_prompt_tokens)
+        counted.prompt_known(estimated, tokens, tokens // 2)
+        seen.append(counted.offered_prompt_tokens)
+    assert seen == sorted(seen), "a counter never falls"
+    total = sum(tokens for _, tokens in requests)
+    assert counted.offered_prompt_tokens >= total
+    counted.offer(20_000)
+    assert counted.offered_prompt_tokens == total + 20_000
+    assert counted.cached_prompt_tokens == sum(tokens // 2 for _, tokens in requests)
 
 
 def test_edges_bracket_the_objective() -> None:

@@ -76,11 +76,29 @@ class RouterMetrics:
         self.degraded: Counter[str] = Counter()
         self.retries: Counter[tuple[str, str]] = Counter()
         self.offered_prompt_tokens = 0
+        self._overestimated = 0
+        """Offered tokens counted too much so far, and not made up for yet."""
+
         self.cached_prompt_tokens = 0
         self.generated_tokens = 0
         self.in_objective = 0
         self.in_flight = 0
         self._window: deque[Finished] = deque(maxlen=WINDOW_REQUESTS)
+
+    def offer(self, tokens: int) -> None:
+        """A request was taken, with about so many prompt tokens: demand is known at arrival."""
+        made_up = min(tokens, self._overestimated)
+        self._overestimated -= made_up
+        self.offered_prompt_tokens += tokens - made_up
+
+    def prompt_known(self, estimated: int, tokens: int, cached: int) -> None:
+        """The prompt of a request has `tokens` tokens. What its estimate was too high by is left out of the requests to
+        come, since a counter never falls."""
+        self.cached_prompt_tokens += cached
+        if tokens > estimated:
+            self.offer(tokens - estimated)
+        else:
+            self._overestimated += estimated - tokens
 
     def finished(self, now: float, path: str, code: int, ttft: float | None, tpot: float | None) -> None:
         """A request ended with `code` (499: the client left). Design section 6: 429, 5xx and what missed an objective

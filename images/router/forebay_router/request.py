@@ -75,7 +75,7 @@ class Exchange:
     async def run(self) -> None:
         """Serve the request to its end, whatever that is. Raises only cancellation (client gone, or shutting down)."""
         settings = self._ctx.settings
-        self._ctx.metrics.offered_prompt_tokens += self._prompt_tokens
+        self._ctx.metrics.offer(self._prompt_tokens)
         try:
             try:
                 async with asyncio.timeout(settings.request_timeout):
@@ -145,8 +145,7 @@ class Exchange:
             if self._course.handoff.finished:
                 self._lease_at = None
             params = self._course.handoff.params
-            ctx.estimate.learn(self._call, params.prompt_tokens or 0)
-            ctx.metrics.cached_prompt_tokens += params.cached_tokens or 0
+            self._prompt_known(params.prompt_tokens, params.cached_tokens)
             return True
 
     async def _prefill_leg(self, worker: Worker, key: Key) -> Reply | None:
@@ -353,8 +352,14 @@ class Exchange:
             return
         split = self._course.handoff is not None
         self._account.whole(usage.completion_tokens, self._account.prefill_done if split else None)
-        if not split and usage.prompt_tokens:
-            self._ctx.estimate.learn(self._call, usage.prompt_tokens)
+        if not split:
+            details = usage.prompt_tokens_details
+            self._prompt_known(usage.prompt_tokens, details.cached_tokens if details else None)
+
+    def _prompt_known(self, tokens: int | None, cached: int | None) -> None:
+        if tokens:
+            self._ctx.estimate.learn(self._call, tokens)
+            self._ctx.metrics.prompt_known(self._prompt_tokens, tokens, cached or 0)
 
     # The next leg
 
