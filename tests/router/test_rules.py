@@ -243,6 +243,24 @@ async def test_r4_decode_stops(start_bench: StartBench) -> None:
     check(await asyncio.wait_for(task, 10), completion())
 
 
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_leg_on_a_worker_whose_engine_hangs_goes_elsewhere(
+    start_bench: StartBench, leg: str, stream: bool
+) -> None:
+    """Its server goes on to speak, and says that it is not ready."""
+    bench = await start_bench(stall_timeout=60.0)
+    plant(bench, leg[0], leg, Fault("stall"))
+    task = asyncio.create_task(ask(bench, completion(stream)))
+
+    async def runs() -> bool:
+        return any(worker.legs(leg) for worker in bench.workers.values())
+
+    await until(runs, f"the {leg} leg runs", 5)
+    next(worker for worker in bench.workers.values() if worker.legs(leg)).ready = False
+    check(await asyncio.wait_for(task, 10), completion(stream))
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("lost", ["p0", "d0"])
 async def test_r5_a_pool_is_gone(start_bench: StartBench, lost: str, stream: bool) -> None:

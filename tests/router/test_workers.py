@@ -72,6 +72,20 @@ def test_work_without_progress_is_suspect() -> None:
     assert not worker.suspect(60.0)
 
 
+def test_a_worker_that_takes_no_requests_any_more_owes_the_running_ones() -> None:
+    worker = make()
+    worker.on_report(report(1, ready=False), 0.0, from_stream=True)
+    worker.on_report(report(2, running=1), 5.0, from_stream=True)
+    assert worker.silent_since(5.1) is None
+    worker.on_report(report(3, running=1, ready=False), 6.0, from_stream=True)
+    worker.on_report(report(4, running=1, ready=False), 6.2, from_stream=True)
+    assert worker.silent_since(6.3) == 5.0
+    worker.on_report(report(5, running=1, ready=False, draining=True), 6.4, from_stream=True)
+    assert worker.silent_since(6.5) is None
+    worker.on_report(report(6, running=1), 6.6, from_stream=True)
+    assert worker.silent_since(6.7) is None
+
+
 def test_idle_is_not_wedged() -> None:
     worker = make()
     for second in range(100):

@@ -63,6 +63,9 @@ class Worker:
         self._former_engine: str | None = None
         self._progress: tuple[int, ...] = ()
         self._progress_at = now
+        self._ready_at = now
+        """Of the last report that said ready."""
+
         self._tickets: deque[Ticket] = deque()
 
     @property
@@ -88,6 +91,8 @@ class Worker:
             self._tickets.clear()
         self.report = report
         self.heard_at = now
+        if report.ready:
+            self._ready_at = now
         if from_stream:
             self._streaming = True
             self._failed = False
@@ -132,6 +137,9 @@ class Worker:
             return None
         if not self._streaming or self._failed or now - self.heard_at > self._suspect_after:
             return self.heard_at
+        if self.report is not None and not self.report.ready:
+            # It speaks, but takes no requests any more (its engine hangs): it goes on with none either.
+            return self._ready_at
         return self._progress_at if now - self._progress_at > self._wedged_after else None
 
     def send(self, now: float, *, prefill_tokens: int = 0, decode_tokens: int = 0, counted: bool = True) -> Ticket:

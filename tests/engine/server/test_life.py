@@ -228,7 +228,33 @@ async def test_a_ping_that_is_answered_late_now_and_then_is_no_death(monkeypatch
             return pings > 3 * run.MISSED_PINGS
 
         await life.until(many, "pings go on", 30)
-        assert await life.status(paths.READY) == 200
+        assert await life.status(paths.HEALTH) == 200
+
+
+async def test_a_core_that_does_not_answer_gets_no_requests_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(run, "MISSED_PINGS", 10**6)
+    core, awake = FakeCore(), asyncio.Event()
+    async with living(core) as life:
+        await life.ready()
+        answer = core.heartbeat
+
+        async def hanging(leases: list[Any]) -> object:
+            await awake.wait()
+            return await answer(leases)
+
+        monkeypatch.setattr(core, "heartbeat", hanging)
+
+        async def unready() -> bool:
+            return await life.status(paths.READY) == 503
+
+        await life.until(unready, "not ready")
+        status, raw = await life.post(TEXT)
+        assert status == 503
+        assert "does not answer" in json.loads(raw)["error"]["message"]
+        awake.set()
+        await life.ready()
+        assert (await life.post(TEXT))[0] == 200
 
 
 async def test_a_cores_death_is_told_to_running_streams_first() -> None:

@@ -27,10 +27,13 @@ EXIT_USAGE = 2
 PING_SECONDS = 2.0
 """An idle core's death is noticed within about this."""
 
+STALLED_PINGS = 2
+"""Unanswered pings in a row after which no request is taken, until one is answered: it would wait for nothing. One is
+late after a standstill of the whole machine."""
+
 MISSED_PINGS = 8
 """Unanswered pings in a row after which the core counts as dead: half a minute. No step holds its loop up, so one that
-stays silent is wedged, and a wedged one would keep its place in the pool for ever. Counted, not timed: after a
-standstill of the whole machine one ping is late."""
+stays silent is wedged, and a wedged one would keep its place in the pool for ever."""
 
 HOLD_SETTLE_SECONDS = 1.5
 """Longer than the core's slowest report: a lease just handed out shows in its count of held blocks by then."""
@@ -184,6 +187,7 @@ async def _watch_core(state: WorkerState, starting: asyncio.Task[None]) -> None:
                 await state.died.wait()
         except TimeoutError:
             missed = 0 if await _ping(state) else missed + 1
+            state.stalled = missed >= STALLED_PINGS
             if missed >= MISSED_PINGS:
                 log.error("the engine answered none of %d pings", missed)
                 state.died.set()

@@ -65,6 +65,9 @@ class WorkerState:
     """The port that listens, which the settings may leave open (0)."""
 
     draining: bool = False
+    stalled: bool = False
+    """The core answers no pings; it may wake up."""
+
     in_flight: int = 0
     """Requests being answered."""
 
@@ -92,6 +95,8 @@ class WorkerState:
             return "the engine has died"
         if self.info is None:
             return "the model is being loaded"
+        if self.stalled:
+            return "the engine does not answer"
         return "draining" if self.draining else None
 
     def serving(self) -> CoreInfo:
