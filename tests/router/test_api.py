@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from forebay_router import trust
 from router.conftest import StartBench
-from router.fake_worker import PROMPT_TOKENS, TOKEN
+from router.fake_worker import PROMPT_TOKENS, TOKEN, Fault
 from router.test_rules import ONE_PAIR, ask, chat, check, completion
 from support.cluster import until
 
@@ -250,3 +250,21 @@ async def test_a_suspect_worker_gets_no_work(start_bench: StartBench) -> None:
     for _ in range(3):
         answer = await ask(bench, completion())
         assert (answer.headers["x-forebay-prefill"], answer.headers["x-forebay-decode"]) == ("p1", "d0")
+
+
+@pytest.mark.parametrize("leg", ["prefill", "plain"])
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_worker_that_refuses_the_routers_token_is_no_word_to_the_client(
+    start_bench: StartBench, leg: str, status: int
+) -> None:
+    """During a change of the secret: the client's own key is good."""
+    bench = await start_bench()
+    request_body = completion(n=1 if leg == "prefill" else 2)
+    for worker in bench.workers.values():
+        worker.faults[leg].append(Fault("status", status=status))
+    answer = await ask(bench, request_body)
+    if leg == "prefill":
+        check(answer, request_body)  # both phases on a decode worker
+    else:
+        assert answer.status == 503
+    assert f'reason="status_{status}"' in await bench.metrics()

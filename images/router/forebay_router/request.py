@@ -34,7 +34,10 @@ PASSED_HEADERS = ("content-type", headers.RETRY_AFTER)
 
 BUSY = (429, 503)
 ID_IN_USE = 409
-"""The worker still has a request of that id (a retry through another router): no fault of the client's."""
+TOKEN_REFUSED = (401, 403)
+OURS = (ID_IN_USE, *TOKEN_REFUSED)
+"""A worker still has a request of that id (a retry through another router), or refuses the router's own token: no fault
+of the client's."""
 
 
 class Exchange:
@@ -169,7 +172,7 @@ class Exchange:
             self._account.prefill_name = worker.name
             return reply
         self._lease_at = None
-        if reply.status in (*BUSY, ID_IN_USE) or reply.status >= 500:
+        if reply.status in (*BUSY, *OURS) or reply.status >= 500:
             self._turned_down(worker, key, "prefill", reply)
             return None
         return reply
@@ -390,7 +393,8 @@ class Exchange:
 
     async def _leg_refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply) -> bool:
         """A leg answered with an error; True when that is the client's answer."""
-        if leg.name == "plain" and reply.status < 500 and reply.status not in BUSY and not self._client.started:
+        clients = reply.status < 500 and reply.status not in (*BUSY, *OURS)
+        if leg.name == "plain" and clients and not self._client.started:
             await self._pass_on(reply, worker)
             return True
         self._turned_down(worker, key, leg.name, reply)
@@ -413,7 +417,8 @@ class Exchange:
             self._course.busy(worker, key, _retry_after(reply))
         else:
             self._course.lost(key)
-        if self._last_reply is None or reply.status != 503:
+        # A client that is told 401 would take it for a word on its own key.
+        if reply.status not in TOKEN_REFUSED and (self._last_reply is None or reply.status != 503):
             self._last_reply = reply
 
     def _own_headers(self, prefill: str, decode: str) -> dict[str, str]:
