@@ -16,6 +16,7 @@ import uvloop
 from forebay_engine.errors import ModelError
 from forebay_engine.server.run import CannotServe, fail, serve
 from forebay_engine.settings import WorkerSettings
+from forebay_engine.transfer.lease_keeper import margin
 
 _QUANTITY = re.compile(r"(\d+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {
@@ -106,10 +107,11 @@ def read_settings(arguments: Sequence[str]) -> WorkerSettings:
         parser.error(f"--transport {values['transport']}: a simulated worker has only the simulated transport")
     if values["engine"] == "native" and values["transport"] == "simulated":
         parser.error("--transport simulated: only with --type simulated")
-    if values["pull_timeout_seconds"] >= values["lease_seconds"]:
+    longest = values["lease_seconds"] - margin(values["lease_seconds"])
+    if values["pull_timeout_seconds"] > longest:
         parser.error(
-            f"--pull-timeout-seconds {values['pull_timeout_seconds']:g} must be below "
-            f"--lease-seconds {values['lease_seconds']:g}: a pull must end before its lease"
+            f"--pull-timeout-seconds {values['pull_timeout_seconds']:g} must be at most {longest:g} with "
+            f"--lease-seconds {values['lease_seconds']:g}: a pull must end a margin before its lease"
         )
     if values["lease_seconds"] < _MIN_LEASE_SECONDS:
         parser.error(f"--lease-seconds {values['lease_seconds']:g} is below {_MIN_LEASE_SECONDS:g}")

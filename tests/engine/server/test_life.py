@@ -257,6 +257,30 @@ async def test_a_core_that_does_not_answer_gets_no_requests_until_it_does(monkey
         assert (await life.post(TEXT))[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("asked", "used", "status"),
+    [
+        ("shared-memory", "TCP", 503),
+        ("shared-memory", "SharedMemory", 200),
+        ("shared-memory", "Unknown", 200),
+        ("rdma", "TCP", 503),
+        ("tcp", "TCP", 200),
+    ],
+)
+async def test_a_worker_is_never_ready_on_another_transport_than_the_required(
+    asked: str, used: str, status: int
+) -> None:
+    core = FakeCore()
+    core.stats = CoreStats(total_blocks=100, free_blocks=60)
+    async with living(core, transport=asked, transport_required=True) as life:
+        await life.ready()  # nothing was read yet
+        core.stats = CoreStats(total_blocks=100, free_blocks=60, transport=used)
+        answered, body = await life.get(paths.READY)
+        assert answered == status
+        if status == 503:
+            assert f"KV moves over {used}" in body["error"]["message"]
+
+
 async def test_a_cores_death_is_told_to_running_streams_first() -> None:
     core = FakeCore()
     async with living(core) as life:

@@ -23,6 +23,9 @@ MAX_ROUTERS = 64
 
 VELOCITY_WINDOW_SECONDS = 30.0
 
+_IN_USE = {"rdma": "RDMA", "nvlink": "NVLink", "tcp": "TCP", "shared-memory": "SharedMemory"}
+"""What a transport asked for is called while it is in use."""
+
 
 class PrefillVelocity:
     """Prompt tokens per busy second over the last window: (tokens, seconds) are totals, sampled as reports are made."""
@@ -97,7 +100,14 @@ class WorkerState:
             return "the model is being loaded"
         if self.stalled:
             return "the engine does not answer"
-        return "draining" if self.draining else None
+        return "draining" if self.draining else self._worse_transport()
+
+    def _worse_transport(self) -> str | None:
+        """Known from the first read on: UCX chooses then. What it does not tell counts as what was asked for."""
+        wanted, used = _IN_USE.get(self.settings.transport), self.core.stats.transport
+        if not self.settings.transport_required or wanted is None or used in (wanted, "Unknown"):
+            return None
+        return f"KV moves over {used}, and {wanted} is required (spec.transfer.required)"
 
     def serving(self) -> CoreInfo:
         """Raises ApiError 503 unless new requests are served."""
