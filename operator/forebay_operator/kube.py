@@ -361,6 +361,9 @@ def error_of(doing: str, status: int, raw: bytes, retry_after: str | None) -> Ap
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 else ApiError)
     if kind is Conflict and reason == "AlreadyExists":
         kind = AlreadyExists
+    if kind is Invalid and "metadata.uid" in message:
+        # A patch that names a uid finds another object of that name: the server calls the uid immutable.
+        kind = Conflict
     if kind is Throttled and seconds is None:
         seconds = 1.0
     return kind(doing, status, reason, message, seconds)

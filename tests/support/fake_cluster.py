@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from forebay_operator.api import labels
 from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
 from forebay_wire.load import LoadReport
 from forebay_wire.messages import DrainResponse
-from support.fake_kube import FakeApi, Object
+from support.fake_kube import FakeApi, Object, clone
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -52,7 +51,7 @@ class FakeCluster:
                 self._pod(deployment, replica_set)
             pods = self._staying(replica_set)
             ready = sum(self.is_ready(pod) for pod in pods)
-            live = copy.deepcopy(self.api.find("deployments", deployment["metadata"]["name"]))
+            live = clone(self.api.find("deployments", deployment["metadata"]["name"]))
             assert live is not None
             live["status"] = {
                 "observedGeneration": live["metadata"]["generation"],
@@ -90,7 +89,7 @@ class FakeCluster:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def set_ready(self, name: str, ready: bool) -> None:
-        pod = copy.deepcopy(self.api.find("pods", name))
+        pod = clone(self.api.find("pods", name))
         assert pod is not None
         pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if ready else "False"}]
         self.api.put(pod)
@@ -101,7 +100,7 @@ class FakeCluster:
         assert pod is not None
         self.deleted.append((pod, self.running.pop(name, 0)))
         if self.kubelet:
-            marked = copy.deepcopy(pod)
+            marked = clone(pod)
             marked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             self.api.put(marked)
         else:

@@ -7,15 +7,15 @@ it is for is faults: any request can be refused, answered late, or lost after it
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -23,6 +23,8 @@ from forebay_operator import kube
 
 Object = dict[str, Any]
 Path = tuple[str, ...]
+Owned = dict[tuple[str, str, str], dict[str, set[Path]]]
+"""Field paths by object and manager."""
 
 RESOURCES = (
     kube.MODELS,
@@ -36,6 +38,11 @@ RESOURCES = (
     kube.Resource("v1", "Namespace", "namespaces", namespaced=False),
     kube.Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False),
 )
+
+
+def clone(value: Any) -> Any:
+    """A copy by way of JSON, as it would come over the wire; twenty times as fast as copy.deepcopy."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 class Refused(Exception):
@@ -95,7 +102,7 @@ class FakeApi:
     def put(self, obj: Object) -> Object:
         """Create or replace as some other client would."""
         resource = next(r for r in RESOURCES if (r.api_version, r.kind) == (obj["apiVersion"], obj["kind"]))
-        return self._store(resource, copy.deepcopy(obj), status=True)
+        return self._store(resource, clone(obj), status=True)
 
     def find(self, plural: str, name: str, namespace: str = "llm") -> Object | None:
         return self.objects.get((plural, "" if not self._resources[plural].namespaced else namespace, name))
@@ -112,6 +119,20 @@ class FakeApi:
 
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.write]
+
+    def snapshot(self) -> tuple[Any, ...]:
+        return ({key: clone(obj) for key, obj in self.objects.items()}, self._copied(self._owned))
+
+    def restore(self, held: tuple[Any, ...]) -> None:
+        """All objects as they were; versions go on."""
+        objects, owned = held
+        self.objects, self._owned = {key: clone(obj) for key, obj in objects.items()}, self._copied(owned)
+
+    @staticmethod
+    def _copied(
+        owned: dict[tuple[str, str, str], dict[str, set[Path]]],
+    ) -> dict[tuple[str, str, str], dict[str, set[Path]]]:
+        return {key: {who: set(paths) for who, paths in fields.items()} for key, fields in owned.items()}
 
     def close_watches(self) -> None:
         for *_, queue in self._watchers:
@@ -147,7 +168,7 @@ class FakeApi:
         for plural, namespace, labels, queue in self._watchers:
             meta = obj["metadata"]
             if plural == resource.plural and namespace in ("", meta.get("namespace", "")) and _matches(obj, labels):
-                queue.put_nowait((kind, copy.deepcopy(obj)))
+                queue.put_nowait((kind, clone(obj)))
 
     def _collect(self, uid: str) -> None:
         """Dependants go with their owner, at once."""
@@ -164,7 +185,7 @@ class FakeApi:
         if call.verb == "list":
             labels = _selector(call.query.get("labelSelector", ""))
             items = [
-                copy.deepcopy(obj)
+                clone(obj)
                 for (plural, namespace, _), obj in sorted(self.objects.items())
                 if plural == call.plural and call.namespace in ("", namespace) and _matches(obj, labels)
             ]
@@ -176,18 +197,18 @@ class FakeApi:
                 "items": items,
             }
         if call.verb == "create":
-            obj = copy.deepcopy(call.body)
+            obj = clone(call.body)
             name = obj["metadata"]["name"]
             if (call.plural, call.namespace, name) in self.objects:
                 raise Refused(409, "AlreadyExists", f"{call.plural} {name!r} already exists")
             obj["metadata"]["namespace"] = call.namespace
-            return 201, copy.deepcopy(self._store(resource, obj, status=True))
+            return 201, clone(self._store(resource, obj, status=True))
         if call.verb == "patch" and "apply" in content_type:
             return self._apply(call, resource, key, held)
         if held is None:
             raise Refused(404, "NotFound", f"{call.plural} {call.name!r} not found")
         if call.verb == "get":
-            return 200, copy.deepcopy(held)
+            return 200, clone(held)
         if call.verb == "delete":
             conditions = (call.body or {}).get("preconditions") or {}
             meta = held["metadata"]
@@ -198,16 +219,16 @@ class FakeApi:
             self.remove(call.plural, call.name, call.namespace)
             return 200, {"kind": "Status", "status": "Success"}
         if call.verb == "update":
-            obj = copy.deepcopy(call.body)
+            obj = clone(call.body)
             self._check_version(obj, held)
             obj["metadata"]["uid"] = held["metadata"]["uid"]
-            return 200, copy.deepcopy(self._store(resource, obj, status=True))
-        obj = copy.deepcopy(held)
+            return 200, clone(self._store(resource, obj, status=True))
+        obj = clone(held)
         if isinstance(call.body, list):
             raise Refused(415, "UnsupportedMediaType", "JSON patch")
         self._check_version(call.body, held)
         _merge(obj, {k: v for k, v in call.body.items() if call.subresource != "status" or k in ("status", "metadata")})
-        return 200, copy.deepcopy(self._store(resource, obj, status=True))
+        return 200, clone(self._store(resource, obj, status=True))
 
     def _check_version(self, body: Object, held: Object) -> None:
         asked = (body.get("metadata") or {}).get("resourceVersion")
@@ -223,7 +244,7 @@ class FakeApi:
         self, call: Call, resource: kube.Resource, key: tuple[str, str, str], held: Object | None
     ) -> tuple[int, Object]:
         manager, force = call.query["fieldManager"] + call.subresource, call.query.get("force") == "true"
-        body = copy.deepcopy(call.body)
+        body = clone(call.body)
         asked = body["metadata"]
         if held is None:
             if call.subresource:
@@ -240,9 +261,7 @@ class FakeApi:
             body.pop("status", None)
         paths = {path for path in _paths(body) if path not in (("apiVersion",), ("kind",))}
         owned = self._owned.setdefault(key, {})
-        obj = (
-            copy.deepcopy(held) if held else {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {}}
-        )
+        obj = clone(held) if held else {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {}}
         others = set().union(*(fields for who, fields in owned.items() if who != manager))
         for path in paths:
             if path in others and _at(obj, path) != _at(body, path) and path[:2] != ("metadata", "ownerReferences"):
@@ -263,7 +282,7 @@ class FakeApi:
         if call.query.get("dryRun"):
             return 200, obj
         owned[manager] = paths
-        return (200 if held else 201), copy.deepcopy(self._store(resource, obj, status=True))
+        return (200 if held else 201), clone(self._store(resource, obj, status=True))
 
     def own(self, plural: str, name: str, manager: str, path: Path, namespace: str = "llm") -> None:
         """As if `manager` had applied that field."""
@@ -355,7 +374,7 @@ class FakeApi:
                 and call.namespace in ("", meta.get("namespace"))
                 and _matches(obj, entry[2])
             ):
-                queue.put_nowait(("ADDED", copy.deepcopy(obj)))
+                queue.put_nowait(("ADDED", clone(obj)))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
             await response.prepare(request)
@@ -386,6 +405,49 @@ class FakeApi:
         configuration = client.Configuration(host=self.url)
         configuration.client_session_kwargs = {"trust_env": False}
         return kube.KubeClient(client.ApiClient(configuration), **options)
+
+    def direct(self) -> kube.KubeClient:
+        """The same without HTTP between: for tests of many steps. Faults are those of `before` and `after`."""
+        return DirectClient(self)
+
+
+class DirectClient(kube.KubeClient):
+    def __init__(self, api: FakeApi) -> None:
+        super().__init__(None)
+        self._api = api
+
+    async def close(self) -> None:
+        pass
+
+    async def _request(
+        self,
+        verb: str,
+        method: str,
+        resource: kube.Resource,
+        namespace: str | None,
+        name: str = "",
+        *,
+        subresource: str = "",
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        api, call = self._api, Call(verb, resource.plural, namespace or "", name, subresource, body, dict(query or {}))
+        api.calls.append(call)
+        try:
+            if api.before is not None:
+                api.before(call)
+            if call.plural in api.missing:
+                raise Refused(404, "NotFound", "the server could not find the requested resource")
+            _, answer = api.handle(call, resource, content_type)
+            if call.write and api.on_write is not None:
+                api.on_write()
+            if api.after is not None:
+                api.after(call)
+        except Refused as error:
+            raw = json.dumps({"reason": error.reason, "message": str(error)}).encode()
+            raise kube.error_of(str(call), error.status, raw, error.headers.get("Retry-After")) from error
+        return answer
 
 
 def _selector(text: str) -> dict[str, str | None]:
@@ -432,7 +494,7 @@ def _merge(target: Object, patch: Object) -> None:
         elif isinstance(value, dict) and isinstance(target.get(key), dict):
             _merge(target[key], value)
         else:
-            target[key] = copy.deepcopy(value)
+            target[key] = clone(value)
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:

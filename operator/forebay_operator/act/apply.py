@@ -6,7 +6,6 @@ alone and reported; so is one whose owner has the same name but is another objec
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -215,11 +214,9 @@ class Applier:
 
 
 def owned(desired: Object, owner: Owner) -> Object:
-    """`desired` in the owner's namespace and with its ownerReference; not the same dicts."""
-    intent = copy.deepcopy(desired)
-    intent["metadata"]["namespace"] = owner.namespace
-    intent["metadata"]["ownerReferences"] = [owner.reference()]
-    return intent
+    """`desired` in the owner's namespace and with its ownerReference."""
+    metadata = {**desired["metadata"], "namespace": owner.namespace, "ownerReferences": [owner.reference()]}
+    return {**desired, "metadata": metadata}
 
 
 def foreign_changes(intent: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:

@@ -80,6 +80,11 @@ async def test_errors_by_remedy(api: FakeApi, kube: KubeClient, status: int, rea
     assert caught.value.retry_after == 7
 
 
+def test_another_object_of_the_name_is_a_conflict() -> None:
+    raw = b'{"reason":"Invalid","message":"Pod is invalid: metadata.uid: Invalid value: field is immutable"}'
+    assert type(k.error_of("patch", 422, raw, None)) is k.Conflict
+
+
 async def test_no_server_is_unavailable(api: FakeApi) -> None:
     api.url = "http://127.0.0.1:1"
     client = api.client()

@@ -107,11 +107,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(api: FakeApi, kube: KubeClient) -> Bench:
+def bench() -> Bench:
+    api = FakeApi()
     cluster = FakeCluster(api)
     api.on_write = cluster.control
     api.missing.add("podmonitors")
-    return Bench(api, kube, cluster)
+    return Bench(api, api.direct(), cluster)
 
 
 def kinds(api: FakeApi) -> dict[str, int]:
@@ -388,16 +389,16 @@ SCENARIOS: dict[str, tuple[Object | None, Object | None]] = {
 async def test_killed_after_every_single_write(bench: Bench, name: str, lost: bool) -> None:
     """The operator ends after its n-th write, for every n, and another goes on: always the same final state."""
 
+    before, after = SCENARIOS[name]
+    if before is not None:
+        bench.put(before)
+        await bench.rest()
+    begun = bench.api.snapshot()
+
     async def run(kill_after: int | None) -> tuple[dict[str, Any], int]:
-        for plural, namespace, held in list(bench.api.objects):
-            if (plural, namespace, held) in bench.api.objects:
-                bench.api.remove(plural, held, namespace)
+        bench.api.restore(begun)
         bench.cluster.deleted.clear()
         bench.restart()
-        before, after = SCENARIOS[name]
-        if before is not None:
-            bench.put(before)
-            await bench.rest()
         if after is None:
             bench.api.remove("disaggregatedmodels", "assistant")
         else:
