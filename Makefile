@@ -46,7 +46,7 @@ bench: install
 	$(PY) -m bench.idle
 
 kube-binaries: install
-	$(PY) -m e2e.cluster.binaries etcd kube-apiserver kube-controller-manager kubectl
+	$(PY) -m e2e.cluster.binaries etcd kube-apiserver kube-controller-manager
 
 e2e: install
 	$(PY) -m e2e

@@ -18,7 +18,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 
-CONTROL_PLANE: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+CONTROL_PLANE: Final = ("etcd", "kube-apiserver", "kube-controller-manager")
 """What tests/ need: no containers, no root."""
 
 PROGRAMS: Final[dict[str, dict[str, str]]] = {
