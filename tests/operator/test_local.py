@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -352,6 +353,48 @@ def test_a_process_number_used_again_is_left_alone(tmp_path: Path) -> None:
     folder.create()
     folder.record_processes({os.getpid(): 1.0})
     folder.acquire()
+    folder.release()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[1, 2]", b'{"x": 1}', b'{"-1": 1}', b'{"99999999999": 1}', b'{"1": "x"}', b'{"1": null}', b"\xff"],
+)
+def test_a_list_of_processes_that_cannot_be_read_is_no_list(tmp_path: Path, content: bytes) -> None:
+    folder = StateFolder("m", tmp_path)
+    folder.create()
+    (folder.path / "processes.json").write_bytes(content)
+    folder.acquire()
+    assert not (folder.path / "processes.json").exists()
+    folder.release()
+
+
+@pytest.mark.parametrize("name", ["lock", "workers.json"])
+def test_a_folder_in_the_place_of_a_file_is_told(tmp_path: Path, name: str) -> None:
+    folder = StateFolder("m", tmp_path)
+    folder.create()
+    (folder.path / name).mkdir()
+    with pytest.raises(LocalError, match=r"state folder .*: Is a directory; .*XDG_STATE_HOME"):
+        folder.acquire()
+    folder.release()
+
+
+def test_a_full_disk_is_told_and_spoils_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = StateFolder("m", tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        folder.acquire()
+    folder.write_workers(WorkersFile([]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        entry = WorkerEntry(name="a", host="h", port=1, pool="decode")
+        with pytest.raises(LocalError, match=r"cannot write workers.json in the state folder .*: No space left"):
+            folder.write_workers(WorkersFile([entry]))
+    assert json.loads(folder.workers_file.read_bytes()) == {"workers": []}
     folder.release()
 
 

@@ -47,7 +47,7 @@ async def serve(supervisor: Supervisor) -> AsyncIterator[None]:
         body = await _body(request, RatioRequest)
         try:
             target, switched = supervisor.switch_ratio(parse_ratio(body.ratio))
-        except ValueError as error:
+        except (ValueError, LocalError) as error:
             return _json(Refusal(str(error)), status=409)
         return _json(RatioResponse(str(target), switched))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -9,8 +10,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import psutil
@@ -20,6 +22,7 @@ from forebay_wire.discovery import WorkersFile
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _VOLATILE = ("control.sock", "token", "workers.json", "processes.json")
+_Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
 _LEFTOVER_SECONDS = 5.0
 _LEFTOVER_POLL_SECONDS = 0.05
 
@@ -57,7 +60,8 @@ class StateFolder:
         another. Then clear what an earlier one left."""
         self.create()
         # Never handed to a child (close-on-exec), so the lock is gone exactly when this process is.
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        with self._told("open its lock"):
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -69,9 +73,11 @@ class StateFolder:
                 f"{self.name} is already up (process {holder or 'unknown'}); "
                 f"end it with `forebay down --name {self.name}` or choose another --name"
             ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
+        # Who holds it is told to people only: a full disk ends nothing here.
+        with contextlib.suppress(OSError):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._end_leftovers()
         self.clear()
 
@@ -90,12 +96,14 @@ class StateFolder:
         return False
 
     def clear(self) -> None:
-        """Remove all but the logs."""
-        for name in _VOLATILE:
-            (self.path / name).unlink(missing_ok=True)
+        """Remove all but the logs. Raises LocalError."""
+        with self._told("remove what an earlier `forebay up` left"):
+            for name in _VOLATILE:
+                (self.path / name).unlink(missing_ok=True)
 
     def release(self) -> None:
-        self.clear()
+        with contextlib.suppress(LocalError):
+            self.clear()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -107,15 +115,26 @@ class StateFolder:
         return token
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file whole: a reader sees the old content or the new. Mode 0600."""
+        """Replace a file whole: a reader sees the old content or the new. Mode 0600. Raises LocalError, the old content
+        in place."""
         temporary = self.path / f".{name}.tmp"
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self.path / name)
+        with self._told(f"write {name}"):
+            temporary.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self.path / name)
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LocalError(
+                f"cannot {what} in the state folder {self.path}: {error.strerror}; mend that or set XDG_STATE_HOME"
+            ) from error
 
     def write_workers(self, workers: WorkersFile) -> None:
         self.write("workers.json", msgspec.json.format(msgspec.json.encode(workers)))
@@ -127,13 +146,13 @@ class StateFolder:
     def _end_leftovers(self) -> None:
         """Children die with their supervisor, but not before its lock is free: wait for them, their ports are ours."""
         try:
-            recorded = json.loads(self._processes.read_bytes())
-        except (OSError, ValueError):
+            recorded = msgspec.json.decode(self._processes.read_bytes(), type=dict[_Pid, float])
+        except (OSError, msgspec.DecodeError):
             return
         alive: list[psutil.Process] = []
         for pid, started in recorded.items():
             try:
-                process = psutil.Process(int(pid))
+                process = psutil.Process(pid)
                 # A number may belong to another process by now; the start time tells.
                 if process.create_time() == started:
                     alive += [process, *process.children(recursive=True)]

@@ -17,6 +17,7 @@ from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.local import roles
 from forebay_operator.local.backoff import Backoff
 from forebay_operator.local.containers import Container
+from forebay_operator.local.errors import LocalError
 from forebay_operator.local.load import RouterLoad, parse_report, parse_router_load
 from forebay_operator.local.probes import url_host
 from forebay_operator.local.process import Runner
@@ -125,8 +126,13 @@ class Supervisor:
         target = roles.fit_ratio(asked, len(workers), self.model)
         switched = roles.switch(workers, target)
         if switched:
+            before = dict(self._roles)
             self._roles.update(switched)
-            self._write_workers()
+            try:
+                self._write_workers()
+            except LocalError:
+                self._roles = before  # as the router goes on to see them
+                raise
             self._event(f"roles are {target} now: " + ", ".join(f"{n} serves {r}" for n, r in switched.items()))
         return target, switched
 
@@ -244,7 +250,7 @@ class Supervisor:
                 processes[pid] = psutil.Process(pid).create_time()
         self._recorded = processes
         # Without the list (disk full, say) the next `up` may find a port taken for a moment: no reason to end.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(LocalError):
             self.state.record_processes(processes)
 
     def _event(self, text: str) -> None:
