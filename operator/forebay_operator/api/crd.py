@@ -93,7 +93,7 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def _root() -> dict[str, Any]:
-    status = structural(DisaggregatedModelStatus)
+    status = structural(DisaggregatedModelStatus, defaults=False)
     # kstatus holds an object without this for current before the operator has so much as seen it.
     status["default"] = {"observedGeneration": -1}
     return {
@@ -111,17 +111,19 @@ def _root() -> dict[str, Any]:
     }
 
 
-def structural(model: type[BaseModel]) -> dict[str, Any]:
+def structural(model: type[BaseModel], *, defaults: bool = True) -> dict[str, Any]:
     """The structural schema of a model and all below it.
 
+    Without `defaults` for what one writer writes whole: a field that the API server filled in would look like a change.
     Raises ValueError, with the path, for what no structural schema can say.
     """
     source = model.model_json_schema(by_alias=True, mode="validation")
-    return _Rewriter(source.get("$defs", {}), dict(_models(model))).rewrite(source, model.__name__)
+    return _Rewriter(source.get("$defs", {}), dict(_models(model)), defaults).rewrite(source, model.__name__)
 
 
 class _Rewriter:
-    def __init__(self, definitions: dict[str, Any], models: dict[str, type[BaseModel]]) -> None:
+    def __init__(self, definitions: dict[str, Any], models: dict[str, type[BaseModel]], defaults: bool) -> None:
+        self._defaults = defaults
         self._definitions = definitions
         self._models = models
 
@@ -132,9 +134,8 @@ class _Rewriter:
         model = self._models.get(node.get("title", "")) if "properties" in out else None
         if text := " ".join(node.get("description", "").split()):
             out["description"] = text.replace("None:", "Left out:")
-        if default is not None:
-            # Leaves carry their own defaults, and those apply once the parent is there: {} is enough for an object.
-            out["default"] = {} if out.get("type") == "object" and "properties" in out else default
+        if default is not None and self._defaults:
+            out["default"] = _whole(out) if "properties" in out else default
         for key, value in node.items():
             if key in _COPIED or key.startswith("x-kubernetes-"):
                 out.setdefault(key, value)
@@ -190,6 +191,14 @@ class _Rewriter:
             values = self.rewrite(node["additionalProperties"], f"{path}[*]")
             out["additionalProperties"] = values
         return out
+
+
+def _whole(node: dict[str, Any]) -> dict[str, Any]:
+    """Default of an object that may be left out: all its fields' defaults.
+
+    {} would do for what is stored, but the API server tries the object's CEL rules on the default as it is written.
+    """
+    return {name: child["default"] for name, child in node["properties"].items() if "default" in child}
 
 
 def _annotations(node: dict[str, Any]) -> dict[str, Any]:
