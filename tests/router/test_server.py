@@ -171,3 +171,40 @@ async def test_http_1_0(start_bench: StartBench) -> None:
     answer = await answer_to(bench, request_bytes(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
     assert b"chunked" not in answer
     assert answer.endswith(b"data: [DONE]\n\n")
+
+
+async def test_bodies_still_on_their_way_share_no_id(start_bench: StartBench) -> None:
+    bench = await start_bench(ONE_PAIR)
+    whole = request_bytes(json.dumps(completion(False)).encode(), "x-request-id: same", "connection: close")
+    clients = [await connect(bench) for _ in range(2)]
+    for _, writer in clients:
+        writer.write(whole[:-5])
+    # Answered after both heads were read: connections are served in the order in which they spoke.
+    await bench.load()
+    for _, writer in clients:
+        writer.write(whole[-5:])
+    async with asyncio.timeout(10):
+        answers = [await reader.read() for reader, _ in clients]
+    ids = {line for answer in answers for line in answer.split(b"\r\n") if line.lower().startswith(b"x-request-id")}
+    assert len(ids) == 2
+    for _, writer in clients:
+        writer.close()
+
+
+async def test_bodies_take_bounded_room(start_bench: StartBench) -> None:
+    """Of all that are held, half sent ones and those of running requests alike."""
+    large = json.dumps(completion(False, pad="x" * 600)).encode()
+    bench = await start_bench(ONE_PAIR, max_bodies=1000)
+    _, slow = await connect(bench)
+    slow.write(request_bytes(large)[:-5])
+    await bench.load()
+    answer = await answer_to(bench, request_bytes(large, "connection: close"))
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"Retry-After: 1" in answer or b"retry-after: 1" in answer
+    slow.close()
+
+    async def room() -> bool:
+        return (await answer_to(bench, request_bytes(large, "connection: close"))).startswith(b"HTTP/1.1 200")
+
+    await until(room, "what the other took is free again", 5)
+    check(await ask(bench, completion()), completion())

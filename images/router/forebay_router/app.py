@@ -18,7 +18,7 @@ from forebay_router.context import Context
 from forebay_router.discovery import Discovery
 from forebay_router.metrics import RouterMetrics
 from forebay_router.request import Exchange
-from forebay_router.server import Handler, HttpClientSide, read_body
+from forebay_router.server import BodyRoom, Handler, HttpClientSide, Take, read_body
 from forebay_router.settings import RouterSettings
 from forebay_router.upstream import WorkerClient
 from forebay_router.watchdog import Watchdog
@@ -56,6 +56,7 @@ class Router:
         self._registry = metrics.exporter(self.metrics)
         self._draining = False
         self._ids: set[str] = set()
+        self._bodies = BodyRoom(settings.max_bodies)
         self._discovering: asyncio.Task[None] | None = None
         self._routes: dict[tuple[str, str], Handler] = {
             ("POST", paths.CHAT): self._generate,
@@ -106,15 +107,23 @@ class Router:
             # Leases and slots go by request id: two requests at once must not share one, nor a request that is tried
             # again be hit by what ends its last try.
             request_id = trust.request_id(None)
+        # Taken before the body is read: another request of that id may come meanwhile.
+        self._ids.add(request_id)
         try:
-            exchange, client = await self._admit(request, request_id)
+            with self._bodies.hold() as take:
+                return await self._answer(request, request_id, take)
+        finally:
+            self._ids.discard(request_id)
+
+    async def _answer(self, request: web.BaseRequest, request_id: str, take: Take) -> web.StreamResponse:
+        try:
+            exchange, client = await self._admit(request, request_id, take)
         except ApiError as error:
             self.metrics.finished(self._clock(), request.path, error.status, None, None)
             return _error(error, {headers.REQUEST_ID: request_id})
         except asyncio.CancelledError:
             self.metrics.finished(self._clock(), request.path, 499, None, None)
             raise
-        self._ids.add(request_id)
         self.metrics.in_flight += 1
         try:
             await exchange.run()
@@ -122,10 +131,9 @@ class Router:
             client.abort()
         finally:
             self.metrics.in_flight -= 1
-            self._ids.discard(request_id)
         return client.response
 
-    async def _admit(self, request: web.BaseRequest, request_id: str) -> tuple[Exchange, HttpClientSide]:
+    async def _admit(self, request: web.BaseRequest, request_id: str, take: Take) -> tuple[Exchange, HttpClientSide]:
         """What the router itself judges; everything else is the worker's to refuse."""
         settings = self._settings
         self._authorize(request)
@@ -133,7 +141,7 @@ class Router:
             raise ApiError(
                 503, f"{settings.max_in_flight} requests are being served already; try again later", retry_after=1.0
             )
-        body = await read_body(request, settings)
+        body = await read_body(request, settings, take)
         received = self._clock()
         call = legs.parse(request.path, body, self._ctx.rng)
         self._check_model(call.model)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, cast
 
 from aiohttp import hdrs, web
@@ -18,6 +19,7 @@ from forebay_wire.errors import ApiError
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Take = Callable[[int], None]
 
 MAX_HEADER_LINE = 8190
 MAX_HEADERS = 128
@@ -127,9 +129,34 @@ class Listener(web.Server):
         return Connection(self, loop=self._loop, **self._connection_arguments)
 
 
-async def read_body(request: web.BaseRequest, settings: RouterSettings) -> bytes:
+class BodyRoom:
+    """Bounds the bytes of all request bodies that are held, those half read included."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Take]:
+        """Around one request. `take(size)` before each part is kept; raises ApiError 503 when there is no room."""
+        held = 0
+
+        def take(size: int) -> None:
+            nonlocal held
+            if self._taken + size > self._limit:
+                raise ApiError(503, "the bodies of other requests take all the room; try again later", retry_after=1.0)
+            self._taken += size
+            held += size
+
+        try:
+            yield take
+        finally:
+            self._taken -= held
+
+
+async def read_body(request: web.BaseRequest, settings: RouterSettings, take: Take) -> bytes:
     """The request's body. Raises ApiError: 413 as soon as it is known to be too large, 408 when it does not come, 400
-    when it is compressed or cut short."""
+    when it is compressed or cut short, 503 when there is no room for it."""
     limit = settings.max_body
     too_large = ApiError(413, f"the request body is over {limit} bytes; shorten it")
     if request.content_length is not None and request.content_length > limit:
@@ -151,6 +178,7 @@ async def read_body(request: web.BaseRequest, settings: RouterSettings) -> bytes
                 size += len(chunk)
                 if size > limit:
                     raise too_large
+                take(len(chunk))
                 parts.append(chunk)
     except TimeoutError:
         raise ApiError(408, f"the request body did not come: {size} bytes read") from None

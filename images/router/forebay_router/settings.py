@@ -68,6 +68,9 @@ class RouterSettings:
     drain_timeout: float = 600.0
     role_grace: float = 20.0
     max_body: int = 8 * MIB
+    max_bodies: int = 512 * MIB
+    """Of all request bodies held at a time. Connections times `max_body` would be 32 GB."""
+
     max_reply: int = 64 * MIB
     """Of a worker's whole (not streamed) answer."""
 
