@@ -223,7 +223,10 @@ async def test_work_is_spread(start_bench: StartBench) -> None:
     bench = await start_bench()
     for _ in range(12):
         await ask(bench, completion(tokens=3))
-    assert {name: len(worker.calls) for name, worker in bench.workers.items()} == dict.fromkeys(bench.workers, 6)
+    calls = {name: len(worker.calls) for name, worker in bench.workers.items()}
+    assert calls["p0"] + calls["p1"] == calls["d0"] + calls["d1"] == 12
+    # Even up to what a load report on its way can shift: a request it does not cover yet counts as still there.
+    assert all(4 <= count <= 8 for count in calls.values()), calls
 
 
 async def test_a_changed_role_takes_effect(start_bench: StartBench) -> None:
