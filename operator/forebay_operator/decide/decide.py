@@ -14,13 +14,21 @@ from forebay_operator.decide.value import Valued, valued
 from forebay_operator.observe.traffic import Observation
 
 MINUTE = 60.0
-MOVES_KEPT_SECONDS = 600.0
+MOVES_KEPT_SECONDS = 1800.0
 UNEXPLAINED_SHARE = 0.1
 """Measured and modelled misses of ten minutes may differ by this much; beyond it slow gears hold."""
 
-DEMAND_TARGET = 0.8
+WORTH = 4.0
+"""Without convertible decoders a slow move loses what it gains unless traffic stays this many times as long."""
+
 STARVED_WORKERS = 0.5
-SPARE = 0.85
+SPARE = 0.95
+"""Of its capacity: what a donor may be left with. Decode capacity is a batch that still holds TPOT, so this is safe."""
+
+BUSY = 0.9
+"""Prefill above this utilisation has no queue that ever ends."""
+
+MOST_CANDIDATES = 10
 DROP_SECONDS = 120.0
 """A move that has not ended after its gear's time, its drain and this is no longer waited for."""
 
@@ -94,11 +102,20 @@ class _Call:
         serving = Split(
             max(1, len(self.observation.serving("prefill"))), max(1, len(self.observation.serving("decode")))
         )
-        splits = feasible(self.policy.bounds, self.before.total)
+        splits = self._candidates(feasible(self.policy.bounds, self.before.total), seen)
         found = valued(elapsed, now, serving, self.before, splits, seen, self.policy, memory)
         self.options = found.options
         self._note_inputs(seen, found)
         return self._choose(found, seen)
+
+    def _candidates(self, splits: list[Split], seen: Estimate) -> list[Split]:
+        """All splits of a small model; of a large one those around the present split and the one demand asks for."""
+        if len(splits) <= MOST_CANDIDATES:
+            return splits
+        prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
+        asked = round(self.before.total * prefill / max(prefill + decode, 1e-9))
+        near = {self.before.prefill + away for away in (-4, -2, -1, 0, 1, 2, 4)} | {asked - 1, asked, asked + 1}
+        return [split for split in splits if split.prefill in near]
 
     def _choose(self, found: Valued, seen: Estimate) -> Decision:
         memory = self.memory
@@ -106,7 +123,7 @@ class _Call:
         if rescued is not None:
             memory.confirming = 0
             return rescued
-        best = found.options[0]
+        best = next(option for option in found.options if not self._starves(option.split, seen))
         if best.split == self.before or best.gain < found.bar:
             memory.confirming = 0
             return self._hold(
@@ -115,6 +132,13 @@ class _Call:
             )
         if self._opposes(best.split):
             return self._hold(reasons.MOVING, f"a move the other way is under way; {best.split} waits for its end")
+        if self.policy.gear.slow and not self.policy.convertible and found.lasting < WORTH * found.transit:
+            memory.confirming = 0
+            return self._hold(
+                reasons.SHORT_REGIME,
+                f"traffic is expected to stay for {found.lasting:.0f} s and a move takes {found.transit:.0f} s; "
+                f"it must stay {WORTH:g} times as long",
+            )
         if self.policy.gear.slow and self.policy.convertible:
             measured = self._measured()
             if measured is not None and abs(measured - found.modelled) > UNEXPLAINED_SHARE:
@@ -135,6 +159,13 @@ class _Call:
             f"over the next {found.dwell:.0f} s",
         )
 
+    def _starves(self, split: Split, seen: Estimate) -> bool:
+        """Whether _rescue() would undo a move to `split` at once. The present split never counts."""
+        if self.policy.gear.slow or split == self.before:
+            return False
+        prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
+        return prefill / BUSY > split.prefill + STARVED_WORKERS or decode > split.decode + STARVED_WORKERS
+
     def _rescue(self, seen: Estimate) -> Decision | None:
         """A role whose demand is half a worker over what serves it, while the other pool can spare workers.
 
@@ -144,6 +175,7 @@ class _Call:
         if self.policy.gear.slow:
             return None
         prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
+        prefill /= BUSY
         have = self.before
         need = decode - have.decode
         if prefill > have.prefill + STARVED_WORKERS and decode < have.decode:

@@ -197,12 +197,17 @@ def roll(
         if over > 0:
             drained = most * decode / (output * model.step(most)) - rate
             clear = max(clear, _clear(over, drained))
-        missed += rate * (min(clear, 2 * horizon) + 0.05 * min(clear, CLEAR_SECONDS))
+        missed += rate * (min(clear, 2 * horizon) + 0.05 * clear)
     return missed, offered, Queues(waiting, decoding)
 
 
 def _clear(backlog: float, speed: float) -> float:
-    """Seconds until a backlog is gone; twice the cap when it grows."""
+    """Seconds until a backlog is gone. One that grows counts as more, the faster it grows.
+
+    So two splits that both miss everything for now are still told apart: the law does not park at the worse one.
+    """
     if backlog <= 0:
         return 0.0
-    return min(CLEAR_SECONDS, backlog / speed) if speed > 0 else 2 * CLEAR_SECONDS
+    if speed > 0:
+        return min(CLEAR_SECONDS, backlog / speed)
+    return CLEAR_SECONDS * (2 + min(4.0, -speed))

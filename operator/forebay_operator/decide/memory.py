@@ -64,7 +64,7 @@ class Memory(msgspec.Struct):
     # Durable.
     target: tuple[int, int] | None = None
     moves: list[Moved] = []
-    """Of the last ten minutes."""
+    """Of the last half hour."""
 
     # Soft.
     started_at: float | None = None

@@ -37,6 +37,9 @@ MOVING: Final = "Moving"
 UNEXPLAINED: Final = "Unexplained"
 """The model does not explain the misses that are measured, and a move of this gear is too dear for a guess."""
 
+SHORT_REGIME: Final = "ShortRegime"
+"""Traffic is not expected to stay long enough for a move of this gear to pay."""
+
 RATIO_INFEASIBLE: Final = "RatioInfeasible"
 PAUSED: Final = "Paused"
 OFF: Final = "Off"
@@ -51,7 +54,7 @@ LIMITED_BY_RATE: Final = "RateLimit"
 LIMITED_BY_PAUSE: Final = "Pause"
 
 HOLDS: Final = frozenset(
-    {METRICS_MISSING, METRICS_STALE, METRICS_INVALID, COUNTER_RESET, WARMING_UP, MOVING, UNEXPLAINED}
+    {METRICS_MISSING, METRICS_STALE, METRICS_INVALID, COUNTER_RESET, WARMING_UP, MOVING, UNEXPLAINED, SHORT_REGIME}
     | {RATIO_INFEASIBLE, PAUSED, OFF}
 )
 """Reasons that keep the targets as they are."""

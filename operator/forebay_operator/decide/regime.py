@@ -26,13 +26,12 @@ def follow(memory: Memory, costs: dict[int, float], now: float) -> None:
         memory.regime, memory.regime_since, memory.regime_worse = cheapest, now, 0
 
 
-def dwell(memory: Memory, now: float, most: float) -> float:
+def dwell(memory: Memory, now: float) -> float:
     """Expected seconds until the regime ends: mean residual of the runs that lasted longer than this one has.
 
     One run of the present age plus a minute is added, so that a first regime is expected to last as long again at
-    most; at least a minute, at most `most`.
+    most; at least a minute.
     """
     age = now - memory.regime_since
     longer = [run - age for run in memory.runs if run > age]
-    expected = (sum(longer) + age + LEAST_SECONDS) / (len(longer) + 1)
-    return min(max(LEAST_SECONDS, expected), max(LEAST_SECONDS, most))
+    return max(LEAST_SECONDS, (sum(longer) + age + LEAST_SECONDS) / (len(longer) + 1))

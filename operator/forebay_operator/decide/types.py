@@ -92,7 +92,8 @@ class Policy:
 
     mode: Literal["Auto", "Recommend", "Off"] = "Auto"
     pause: Literal["None", "All", "ScaleUp", "ScaleDown"] = "None"
-    """ScaleUp pauses growth of the prefill pool's share... of either pool; see rules.py."""
+    """Of the prefill role, since the decode role moves the other way: ScaleUp keeps it from growing, ScaleDown from
+    shrinking."""
 
     moves_per_minute: int = 12
     """Rate limit of the pair: workers that change roles within a minute, at most."""

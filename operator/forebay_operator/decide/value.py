@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay_operator.decide import fluid
-from forebay_operator.decide.estimate import SHORT_SECONDS, WINDOW_SECONDS, Estimate
+from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate
 from forebay_operator.decide.memory import Memory, Queues, Track
-from forebay_operator.decide.regime import dwell, follow
+from forebay_operator.decide.regime import LEAST_SECONDS, dwell, follow
 from forebay_operator.decide.types import Option, Policy, Split
 
 STRESS = 1.3
@@ -33,6 +33,12 @@ BAND = (0.0005, 0.02)
 BAR = 0.02
 DEBT = 3.0
 BAR_MOST = 0.5
+WINDOWS_SLOW = (20.0, 60.0)
+"""A burst, and some turnovers of a decode batch."""
+
+WINDOWS_FAST = (10.0, 20.0)
+"""A move that costs a second may follow what would be a burst to a slow one."""
+
 MEMORY_SECONDS = 1800.0
 NOTICE_SECONDS = 20.0
 NOTICE_DRAIN_SECONDS = 30.0
@@ -53,6 +59,9 @@ class Valued:
 
     transit: float
     """Seconds a mover is out."""
+
+    lasting: float
+    """Seconds the regime is expected to go on; `dwell` is as much of it as is rolled out."""
 
 
 def valued(
@@ -97,12 +106,13 @@ def valued(
         for q in splits
     }
     follow(memory, plain, now)
-    expected = dwell(memory, now, 2 * on_wrong_side)
+    lasting = dwell(memory, now)
+    expected = min(lasting, max(LEAST_SECONDS, 2 * on_wrong_side))
     beta = RETURN * on_wrong_side / (expected + RETURN * on_wrong_side)
     slow = min(1.0, on_wrong_side / 60.0)
     slot = 1 if expected <= 120 else 2 if expected <= 240 else 4
     costs: dict[Split, list[float]] = {q: [] for q in splits}
-    for window in (SHORT_SECONDS, WINDOW_SECONDS):
+    for window in WINDOWS_SLOW if gear.slow else WINDOWS_FAST:
         load = estimate.load(window)
         for q in splits:
             out = seconds + (drain_decode if q.prefill > target.prefill else drain_prefill)
@@ -139,8 +149,10 @@ def valued(
     options.sort(key=lambda o: (-o.gain, abs(o.split.prefill - target.prefill)))
     real = memory.tracks["real"].share
     least = min(track.share for key, track in memory.tracks.items() if key != "real")
-    bar = min(BAR_MOST, BAR + DEBT * max(0.0, real - least) * slow)
-    return Valued(tuple(options), bar, expected, real, transit)
+    # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
+    debt = max(0.0, real - least) if memory.moves else 0.0
+    bar = min(BAR_MOST, BAR + DEBT * debt * slow)
+    return Valued(tuple(options), bar, expected, real, transit, lasting)
 
 
 def _share(rolled: tuple[float, float, Queues]) -> float:

@@ -35,6 +35,17 @@ def follow(source: Source, law: Policy, memory: Memory, ticks: int) -> tuple[lis
     return decisions, memory
 
 
+def overload(source: Source, law: Policy, memory: Memory, ticks: int) -> tuple[list[Decision], Memory]:
+    """180 prompts a second: six workers' worth, so that the queue of four grows by two worker-seconds a second."""
+    source.rate = 180
+    decisions = []
+    for _ in range(ticks):
+        source.queued = max(0, source.queued + 5 * (180_000 - 30_000 * source.prefill))
+        found, memory = follow(source, law, memory, 1)
+        decisions += found
+    return decisions, memory
+
+
 # Rules.
 
 
@@ -61,12 +72,22 @@ def test_a_starved_role_moves_on_one_observation() -> None:
 def test_a_shift_that_starves_nobody_is_confirmed_first() -> None:
     """A slow gear never takes the short cut."""
     source, law = Source(), policy(gear=Gear(30.0, drains=True))
-    _, memory = settle(source, law)
-    source.rate, source.queued = 150, 600_000
-    decisions, _ = follow(source, law, memory, 12)
+    _, memory = settle(source, law, 200)
+    decisions, _ = overload(source, law, memory, 20)
     moved = next(i for i, d in enumerate(decisions) if d.moves)
     assert decisions[moved].reason == reasons.BETTER_SPLIT
     assert decisions[moved - 1].reason == reasons.CONFIRMING
+
+
+@pytest.mark.parametrize(("lasted", "moves"), [(300.0, False), (36_000.0, True)])
+def test_a_slow_gear_stands_still_when_regimes_are_short(lasted: float, moves: bool) -> None:
+    """Regimes of five minutes: 120 s out of service, there and back, would not pay. Of ten hours: they do."""
+    source, law = Source(), policy(gear=Gear(120.0, drains=True))
+    _, memory = settle(source, law, 100)
+    memory.runs = [lasted] * 16
+    decisions, _ = overload(source, law, memory, 6)
+    assert any(d.moves for d in decisions) == moves
+    assert (reasons.SHORT_REGIME in {d.reason for d in decisions}) != moves
 
 
 @pytest.mark.parametrize(
