@@ -159,6 +159,11 @@ def test_there_are_examples() -> None:
             {"prefill.podTemplate": {"containers": []}},
             "containers is no part of a pod template; write metadata and spec",
         ),
+        (
+            {"prefill.podTemplate": {"spec": {"volumes": [{"name": "a", "$patch": "remove"}]}}},
+            "$patch is 'remove'; must be delete or replace",
+        ),
+        ({"prefill.podTemplate": {"spec": {"$patch": "delete"}}}, "spec can't be removed or replaced whole"),
         ({"decode.tolerations": "none"}, 'spec.decode.tolerations: is "none"; must be a list'),
         ({"decode": 3}, "spec.decode: is 3; must be a map of fields"),
         (

@@ -179,6 +179,13 @@ def test_expansion_without_variables_only_halves_double_dollars(text: str) -> No
             {"c": [{"name": "z"}, {"name": "x", "w": 2}]},
             {"c": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}, {"name": "z"}]},
         ),
+        ({"a": {"b": 1}}, {"a": {"$patch": "delete"}}, {}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"$patch": "replace", "d": 3}}, {"a": {"d": 3}}),
+        ({"a": {"b": 1}}, {"a": {"b": {"$patch": "delete"}}}, {"a": {}}),
+        ({"c": [{"name": "x"}, {"name": "y"}]}, {"c": [{"name": "x", "$patch": "delete"}]}, {"c": [{"name": "y"}]}),
+        ({"c": [{"name": "x"}]}, {"c": [{"name": "z", "$patch": "delete"}]}, {"c": [{"name": "x"}]}),
+        ({}, {"a": {"$patch": "replace", "b": {"c": None, "d": 1}}}, {"a": {"b": {"d": 1}}}),
+        ({"a": {"b": 1}}, {"$patch": "delete"}, {}),
     ],
 )
 def test_merge(base: Any, patch: Any, merged: Any) -> None:

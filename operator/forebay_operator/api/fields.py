@@ -15,6 +15,12 @@ from forebay_operator.api.rule import Rule
 from forebay_operator.api.source import parse_source
 
 INT32_MAX: Final = 2**31 - 1
+DIRECTIVE: Final = "$patch"
+"""Key of a map in a podTemplate: `delete` removes what the map stands over, `replace` puts the map in its place.
+
+As in Kubernetes' strategic merge. null alone would not do: client-side `kubectl apply` keeps nulls for itself.
+"""
+
 _JSON_LIMIT = 32 * 1024
 
 T = TypeVar("T")
@@ -50,15 +56,29 @@ def _plain_json(value: T) -> T:
     return value
 
 
+def _directives(node: Any) -> None:
+    if isinstance(node, dict):
+        if node.get(DIRECTIVE, "delete") not in ("delete", "replace"):
+            raise ValueError(f"{DIRECTIVE} is {node[DIRECTIVE]!r}; must be delete or replace")
+        for child in node.values():
+            _directives(child)
+    elif isinstance(node, list):
+        for child in node:
+            _directives(child)
+
+
 def _pod_template(value: dict[str, Any]) -> dict[str, Any]:
     for key, part in value.items():
         if key not in ("metadata", "spec"):
             raise ValueError(f"{key} is no part of a pod template; write metadata and spec")
         if not isinstance(part, dict):
             raise ValueError(f"{key} must be a map of fields")
+        if DIRECTIVE in part:
+            raise ValueError(f"{key} can't be removed or replaced whole; remove parts of it")
     for key in ("labels", "annotations"):
         if not isinstance(value.get("metadata", {}).get(key, {}), dict):
             raise ValueError(f"metadata.{key} must be a map of strings")
+    _directives(value)
     containers = value.get("spec", {}).get("containers", [{"name": ""}])
     if not isinstance(containers, list) or not all(isinstance(c, dict) and "name" in c for c in containers):
         raise ValueError("spec.containers must be a list of containers with names: they are merged by name")

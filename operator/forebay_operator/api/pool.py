@@ -68,4 +68,4 @@ class PoolSpec(Strict):
     priority_class_name: ObjectName | None = None
     runtime_class_name: DnsLabel | None = None
     pod_template: PodTemplate | None = None
-    """Merged over the built pod template: maps by key, lists of named items by name, null removes."""
+    """Merged over the built pod template: maps by key, lists of named items by name; `$patch: delete` removes."""

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Final
 
 from forebay_operator.api import labels
+from forebay_operator.api.fields import DIRECTIVE
+
+_ABSENT: Final = object()
 
 
 def merge(base: Any, patch: Any) -> Any:
     """`patch` over `base`, as a new value.
 
-    Maps merge by key and null removes a key. Lists whose items all have a `name` merge by it (containers, env, ports,
-    volumes), in the order of `base`, new items last; any other list, or scalar, is replaced.
+    Maps merge by key. Lists whose items all have a `name` merge by it (containers, env, ports, volumes), in the order
+    of `base`, new items last; any other list, or scalar, is replaced. null, or a map with `$patch: delete`, removes a
+    key or a named item; a map with `$patch: replace` takes the place of what was there.
     """
-    if isinstance(base, dict) and isinstance(patch, dict):
-        merged = {key: copy.deepcopy(value) for key, value in base.items() if patch.get(key, value) is not None}
-        for key, value in patch.items():
-            if value is not None:
-                merged[key] = merge(base.get(key), value)
-        return merged
+    merged = _merge(base, patch)
+    return {} if merged is _ABSENT else merged
+
+
+def _merge(base: Any, patch: Any) -> Any:
+    """_ABSENT where the patch removes."""
+    if patch is None:
+        return _ABSENT
     if isinstance(patch, dict):
-        return {key: merge(None, value) for key, value in patch.items() if value is not None}
+        directive = patch.get(DIRECTIVE)
+        if directive == "delete":
+            return _ABSENT
+        under = base if isinstance(base, dict) and directive != "replace" else {}
+        merged: dict[str, Any] = {}
+        for key in dict.fromkeys((*under, *patch)):
+            value = _merge(under.get(key), patch[key]) if key in patch else copy.deepcopy(under[key])
+            if key != DIRECTIVE and value is not _ABSENT:
+                merged[key] = value
+        return merged
     if _named(base) and _named(patch):
         patches = {item["name"]: item for item in patch}
-        merged_items = [
-            merge(item, patches.pop(item["name"])) if item["name"] in patches else copy.deepcopy(item) for item in base
-        ]
-        return merged_items + [merge(None, item) for item in patches.values()]
+        items = [_merge(item, patches.pop(item["name"], {})) for item in base]
+        items += [_merge(None, item) for item in patches.values()]
+        return [item for item in items if item is not _ABSENT]
     return copy.deepcopy(patch)
 
 

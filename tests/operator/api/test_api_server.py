@@ -90,9 +90,10 @@ def test_the_table_of_kubectl_get(server: Server) -> None:
     ]  # fmt: skip
 
 
-def test_a_null_in_a_pod_template_survives(server: Server) -> None:
-    """It is how a user removes what we built."""
-    limits = {"limits": {"nvidia.com/gpu": None}}
+@pytest.mark.parametrize("removal", [None, {"$patch": "delete"}])
+def test_what_removes_in_a_pod_template_survives(server: Server, removal: Object | None) -> None:
+    """(A null does not survive client-side `kubectl apply`, which keeps it for itself.)"""
+    limits = {"limits": {"nvidia.com/gpu": removal}}
     template = {"spec": {"containers": [{"name": "engine", "resources": limits}]}}
     manifest = changed({"decode.podTemplate": template, "metadata.name": "nulls"})
     for stored in (server.create(MODELS, manifest)[1], server.apply(f"{MODELS}/nulls", manifest)[1]):
