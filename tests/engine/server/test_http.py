@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -401,3 +403,60 @@ async def test_logs_say_how_it_went_and_not_what_was_said(worker: Any, caplog: A
     await worker.post(paths.COMPLETIONS, {**secretive, "temprature": 1}, x_request_id="r10")
     assert "id=r9 role=plain code=200 prompt_tokens=16" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_a_client_that_leaves_between_two_writes_is_no_error(
+    make_worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its transport may be closing when the handler has not been cancelled yet."""
+
+    async def closing(*_: object) -> None:
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    async with make_worker(FakeCore()) as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr("forebay_engine.server.answers.write", closing)
+            with pytest.raises(aiohttp.ClientError):
+                await worker.post("/v1/completions", {"model": "sim", "prompt": "x", "max_tokens": 3, "stream": True})
+        status, _, _ = await worker.post("/v1/completions", {"model": "sim", "prompt": "x", "max_tokens": 3})
+        assert status == 200
+        assert worker.state.in_flight == 0
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nsecret\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\0\r\n\r\n",
+        raw_post(paths.COMPLETIONS, TEXT) + b'{"prompt": "secret"}\r\n\r\n',
+        b"GET /" + b"secret" * 2000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+    ids=["chunk", "header", "pipelined", "too long"],
+)
+async def test_broken_http_is_answered_and_not_logged(worker: Any, caplog: Any, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.listener.port)
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    assert json.loads(answer[answer.rindex(b"\r\n\r\n") :])["error"]["type"] == "invalid_request_error"
+    assert b" 400 Bad Request" in answer
+    assert "secret" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_is_no_error(
+    worker: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write finds the connection closed before the handler is cancelled."""
+
+    async def closed(*_: object) -> None:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr("forebay_engine.server.answers.write", closed)
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.listener.port)
+    writer.write(raw_post(paths.COMPLETIONS, {**TEXT, "stream": True}))
+    await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    assert not worker.core.running
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
