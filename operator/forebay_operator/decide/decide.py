@@ -25,12 +25,12 @@ STARVED_WORKERS = 0.5
 SPARE = 0.95
 """Of its capacity: what a donor may be left with. Decode capacity is a batch that still holds TPOT, so this is safe."""
 
-BUSY = 0.9
-"""Prefill above this utilisation has no queue that ever ends."""
+BUSY = 0.8
+"""Utilisation that prefill is sized for: its queue waits two service times there, nine and a half at 0.95 (M/D/1)."""
 
 MOST_CANDIDATES = 10
-DROP_SECONDS = 120.0
-"""A move that has not ended after its gear's time, its drain and this is no longer waited for."""
+DROP_SECONDS = 720.0
+"""A move that has not ended after its gear's time and this is no longer waited for: a drain's ten minutes, and two."""
 
 
 def decide(observation: Observation, policy: Policy, memory: Memory, now: float) -> tuple[Decision, Memory]:
@@ -40,13 +40,12 @@ def decide(observation: Observation, policy: Policy, memory: Memory, now: float)
     """
     call = _Call(observation, policy, memory.next(), now)
     decision = call.decide()
-    if decision.target != decision.before:
-        call.memory.moves.append(
-            Moved(now, decision.moves, decision.target.prefill > decision.before.prefill),
-        )
+    held = decision.target if decision.apply else decision.before
+    if held != decision.before:
+        call.memory.moves.append(Moved(now, decision.moves, held.prefill > decision.before.prefill))
         call.memory.move_started = now
     call.memory.moves = [m for m in call.memory.moves if m.at > now - MOVES_KEPT_SECONDS]
-    call.memory.target = (decision.target.prefill, decision.target.decode)
+    call.memory.target = (held.prefill, held.decode)
     return decision, call.memory
 
 
@@ -265,7 +264,7 @@ class _Call:
             if self.policy.gear.drains:
                 memory.move_seconds = [*memory.move_seconds, took][-8:]
             memory.move_started = -1.0
-        elif took > self.policy.gear.seconds + DROP_SECONDS + 600.0:
+        elif took > self.policy.gear.seconds + DROP_SECONDS:
             memory.move_started = -1.0
 
     def _opposes(self, wanted: Split) -> bool:

@@ -148,9 +148,11 @@ def test_modes_and_pauses() -> None:
     source = Source()
     _, memory = settle(source, policy())
     source.rate, source.queued = 300, 150_000
-    decision, _ = decide(source.tick(), policy(mode="Recommend", pause="ScaleDown"), memory, source.at)
+    decision, after = decide(source.tick(), policy(mode="Recommend", pause="ScaleDown"), memory, source.at)
     assert decision.moves > 0
     assert not decision.apply
+    # Nothing was done, so nothing is remembered as done.
+    assert (after.target, after.moves) == (memory.target, memory.moves)
 
 
 def test_without_objectives_the_demand_law_decides_and_says_so() -> None:
@@ -399,3 +401,31 @@ def test_it_is_fast_enough_for_64_workers() -> None:
         _, memory = decide(seen, law, memory, source.at)
         times.append(time.perf_counter() - began)
     assert statistics.median(times) < 0.1
+
+
+def test_a_lost_write_is_asked_for_again() -> None:
+    """Targets are desired state: the same target comes back until the cluster has it, and counts as one move."""
+    source, law = Source(), policy()
+    _, memory = settle(source, law)
+    source.rate, source.queued = 300, 150_000
+    first, memory = decide(source.tick(), law, memory, source.at)
+    assert first.moves
+    again, memory = decide(source.tick(), law, memory, source.at)
+    assert again.before == first.target
+    assert len(memory.moves) <= 2
+
+
+def test_a_move_that_never_ends_stops_being_waited_for() -> None:
+    source, law = Source(), policy()
+    _, memory = settle(source, law)
+    source.rate, source.queued = 300, 150_000
+    decision, memory = decide(source.tick(), law, memory, source.at)
+    assert decision.moves
+    stuck = source.tick()
+    workers = tuple(dataclasses.replace(w, role=None) if w.name == "4" else w for w in stuck.workers)
+    _, memory = decide(dataclasses.replace(stuck, workers=workers), law, memory, source.at)
+    assert memory.move_started >= 0
+    source.tick(730.0)
+    late = dataclasses.replace(source.tick(), workers=workers)
+    _, memory = decide(late, law, memory, source.at)
+    assert memory.move_started < 0 or memory.move_started == source.at
