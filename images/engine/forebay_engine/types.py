@@ -85,16 +85,6 @@ class Abort(msgspec.Struct, tag=True):
     """The reader has left, and asks for an AbortDone with this number. None: a reader, if any, gets an "abort"."""
 
 
-class Reserve(msgspec.Struct, tag=True):
-    """Keep room for a decode leg that is about to come, and start pulling the chunks prefill has finished."""
-
-    request_id: str
-    host: str
-    port: int
-    prompt_tokens: int
-    ttl_seconds: float
-
-
 class SetDraining(msgspec.Struct, tag=True):
     draining: bool
 

@@ -265,7 +265,7 @@ class TestPreemption:
         plan, _ = run(scheduler)
         assert plan.preempted == ["b"]
         assert scheduler.pool.free == 5
-        assert scheduler.reserve("d", 4, 60.0) is None
+        assert scheduler.reserve("d", 4) is None
 
     def test_a_preempted_hold_is_reported_and_its_progress_starts_again(self) -> None:
         scheduler = made(6, tokens=8)
@@ -420,7 +420,7 @@ class TestPull:
 class TestReservations:
     def test_the_decode_leg_takes_the_blocks_and_reads_only_the_rest(self) -> None:
         scheduler = made(100)
-        blocks = scheduler.reserve("d", 10, 60.0)
+        blocks = scheduler.reserve("d", 10)
         assert blocks is not None
         assert len(blocks) == 3
         scheduler.early_pulled("d", 2)
@@ -435,7 +435,7 @@ class TestReservations:
     @pytest.mark.parametrize("estimate", [1, 6, 10, 30])
     def test_a_wrong_estimate_is_made_good(self, estimate: int) -> None:
         scheduler = made(100)
-        scheduler.reserve("d", estimate, 60.0)
+        scheduler.reserve("d", estimate)
         scheduler.early_pulled("d", 1)
         scheduler.add(request("d", 10, outputs=[77], pull=source("d", 10)))
         (order,) = run(scheduler)[0].pulls
@@ -450,7 +450,7 @@ class TestReservations:
         ids = list(range(10))
         scheduler.add(request("warm", ids, max_tokens=1))
         run(scheduler)
-        scheduler.reserve("d", 10, 60.0)
+        scheduler.reserve("d", 10)
         scheduler.early_pulled("d", 1)
         scheduler.add(request("d", ids, outputs=[77], pull=source("d", 10)))
         (order,) = run(scheduler)[0].pulls
@@ -462,7 +462,7 @@ class TestReservations:
 
     def test_an_estimate_too_small_on_a_full_pool_joins_the_line_at_its_place(self) -> None:
         scheduler = made(8, tokens=64)
-        scheduler.reserve("d", 4, 60.0)
+        scheduler.reserve("d", 4)
         scheduler.add(request("a", 26))
         run(scheduler)
         scheduler.add(request("b", 8))
@@ -474,16 +474,16 @@ class TestReservations:
         assert [order.request_id for order in plan.pulls] == ["d"]
 
     def test_gets_no_room_beyond_slots_blocks_or_its_share(self) -> None:
-        assert made(running=1).reserve("x", 200, 60.0) is None
-        assert made(10).reserve("x", 41, 60.0) is None
+        assert made(running=1).reserve("x", 200) is None
+        assert made(10).reserve("x", 41) is None
         scheduler = made(running=2)
-        assert scheduler.reserve("a", 5, 60.0) is not None
-        assert scheduler.reserve("a", 5, 60.0) is None
-        assert scheduler.reserve("b", 5, 60.0) is not None
-        assert scheduler.reserve("c", 5, 60.0) is None
+        assert scheduler.reserve("a", 5) is not None
+        assert scheduler.reserve("a", 5) is None
+        assert scheduler.reserve("b", 5) is not None
+        assert scheduler.reserve("c", 5) is None
         shared = made(20)
-        assert shared.reserve("a", 28, 60.0) is not None
-        assert shared.reserve("b", 20, 60.0) is None
+        assert shared.reserve("a", 28) is not None
+        assert shared.reserve("b", 20) is None
 
     def test_does_not_overtake_a_line_that_is_short_of_blocks(self) -> None:
         scheduler = made(10)
@@ -491,29 +491,28 @@ class TestReservations:
         run(scheduler)
         scheduler.add(request("big", 30))
         run(scheduler)
-        assert scheduler.reserve("d", 4, 60.0) is None
+        assert scheduler.reserve("d", 4) is None
 
-    def test_release_and_expiry_give_the_blocks_back(self) -> None:
+    def test_a_release_gives_the_blocks_back(self) -> None:
         scheduler = made()
-        scheduler.reserve("a", 8, 60.0)
-        scheduler.reserve("b", 8, 70.0)
+        scheduler.reserve("a", 8)
+        scheduler.reserve("b", 8)
         scheduler.release("unknown")
         scheduler.release("a")
         assert scheduler.pool.free == 98
-        assert scheduler.expire_reservations(69.9) == []
-        assert scheduler.expire_reservations(70.0) == ["b"]
+        scheduler.release("b")
         assert scheduler.pool.free == 100
 
     def test_a_release_in_doubt_sets_the_blocks_aside(self) -> None:
         scheduler = made()
-        scheduler.reserve("a", 8, 60.0)
+        scheduler.reserve("a", 8)
         scheduler.release("a", unsettled=True)
         scheduler.pool.release_quarantined(1e12)
         assert (scheduler.pool.free, scheduler.set_aside) == (98, 2)
 
     def test_a_request_without_a_pull_gives_its_reservation_back(self) -> None:
         scheduler = made()
-        scheduler.reserve("d", 40, 60.0)
+        scheduler.reserve("d", 40)
         scheduler.add(request("d", 4))
         assert scheduler.pool.free == 100
         run(scheduler)

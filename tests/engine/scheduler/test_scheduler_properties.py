@@ -5,7 +5,6 @@ The simulated executor is the oracle: its text is right only if every block hold
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, field
 
@@ -280,7 +279,7 @@ class Pair:
     def submit(self, request: EngineRequest, *, reserve: bool) -> None:
         self.requests[request.request_id] = request
         if reserve:
-            blocks = self.decode.scheduler.reserve(request.request_id, len(request.prompt_ids), math.inf)
+            blocks = self.decode.scheduler.reserve(request.request_id, len(request.prompt_ids))
             if blocks is not None:
                 self.following[request.request_id] = Following(blocks, self.now + RESERVED)
         leg = EngineRequest(request.request_id, request.prompt_ids, request.params, hold=True)

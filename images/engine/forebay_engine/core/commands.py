@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forebay_engine.types import Abort, EngineRequest, Reserve, SetDraining
+from forebay_engine.types import Abort, EngineRequest, SetDraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class BlocksExpired:
 class ReserveBlocks:
     """`reply` gets the reserved blocks, or None when there is no room; it is called on the step thread."""
 
-    reserve: Reserve
+    request_id: str
+    prompt_tokens: int
     reply: Callable[[list[int] | None], None]
 
 

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from forebay_engine.core.commands import Command, EarlyPulled, ReleaseReservation, ReserveBlocks
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.service import TransferService
-from forebay_engine.types import PullSource, Reserve
+from forebay_engine.types import PullSource
 from forebay_wire.messages import ReserveRequest, ReserveResponse
 
 log = logging.getLogger(__name__)
@@ -53,10 +54,8 @@ class Reservations:
             elif blocks is not None:
                 self._send(ReleaseReservation(request.request_id))
 
-        wanted = Reserve(
-            request.request_id, request.prefill_host, request.prefill_port, request.prompt_tokens, request.ttl_seconds
-        )
-        self._send(ReserveBlocks(wanted, lambda blocks: _on_loop(loop, settle, blocks)))
+        reply = partial(_on_loop, loop, settle)
+        self._send(ReserveBlocks(request.request_id, request.prompt_tokens, reply))
         self._asked[request.request_id] = answer
         try:
             blocks = await asyncio.wait_for(answer, REPLY_SECONDS)

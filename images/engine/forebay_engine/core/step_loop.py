@@ -6,7 +6,6 @@ Owns the scheduler, the block pool and the executor: nothing else touches them. 
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -146,9 +145,9 @@ class StepLoop:
             case BlocksExpired(blocks=blocks):
                 self._leases_expired += 1
                 self._pool.quarantine(blocks, self._clock() + self._leases.lease_seconds)
-            case ReserveBlocks(reserve=reserve, reply=reply):
+            case ReserveBlocks(request_id=request_id, prompt_tokens=tokens, reply=reply):
                 # The transfer loop ends reservations: only it knows when no read lands in the blocks any more.
-                reply(self._scheduler.reserve(reserve.request_id, reserve.prompt_tokens, math.inf))
+                reply(self._scheduler.reserve(request_id, tokens))
             case ReleaseReservation(request_id=request_id, unsettled=unsettled):
                 self._scheduler.release(request_id, unsettled=unsettled)
             case SetDraining():

@@ -12,7 +12,6 @@ class Reservation:
     """Place in line of the request to come: it was taken when the room was given."""
 
     blocks: list[int]
-    expires: float
     early: int = 0
 
 
@@ -41,6 +40,3 @@ class Reservations:
         if reservation is not None:
             self.blocks -= len(reservation.blocks)
         return reservation
-
-    def expired(self, now: float) -> list[str]:
-        return [r.request_id for r in self._by_id.values() if now >= r.expires]

@@ -142,8 +142,8 @@ class Scheduler:
         state.status = Status.FINISHED
         return True
 
-    def reserve(self, request_id: str, prompt_tokens: int, expires: float) -> list[int] | None:
-        """Blocks and a place for a decode leg to come, until `expires`; None when there is no room now.
+    def reserve(self, request_id: str, prompt_tokens: int) -> list[int] | None:
+        """Blocks and a place for a decode leg to come, until release(); None when there is no room now.
 
         No room also while the waiting line is short of blocks: a reservation must not overtake it.
         """
@@ -161,7 +161,7 @@ class Scheduler:
         blocks = self.pool.allocate(need)
         assert blocks is not None
         # A copy: the caller's list goes to another thread.
-        self._reservations.add(Reservation(request_id, self._place_in_line(), list(blocks), expires))
+        self._reservations.add(Reservation(request_id, self._place_in_line(), list(blocks)))
         return blocks
 
     def release(self, request_id: str, *, unsettled: bool = False) -> None:
@@ -176,17 +176,6 @@ class Scheduler:
             self._set_aside(reservation.blocks)
         else:
             self.pool.free_blocks(reservation.blocks)
-
-    def expire_reservations(self, now: float) -> list[str]:
-        """Release the reservations whose time is up, and return their ids.
-
-        For callers that read nothing ahead. One that does gives reserve() an endless time and calls release() when its
-        reads have ended.
-        """
-        ended = self._reservations.expired(now)
-        for request_id in ended:
-            self.release(request_id)
-        return ended
 
     def early_pulled(self, request_id: str, n_blocks: int) -> None:
         """The first `n_blocks` of a reservation hold the prompt's KV, read under the epoch that the lease will have."""
