@@ -29,7 +29,6 @@ from forebay_operator.api import labels
 from support.fake_cluster import simulated_model
 
 CRD_FILE = Path(__file__).parents[1] / "crds" / "serving.forebay.dev_disaggregatedmodels.yaml"
-CRDS = k.Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 NAMESPACE = "default"
 AT_ONCE = 8
 
@@ -102,7 +101,6 @@ def _model(name: str, prefill: int = 1, decode: int = 1) -> dict[str, Any]:
 
 async def run(plane: ControlPlane, models: int, idle_seconds: float, switches: int) -> dict[str, object]:
     kube: k.KubeClient = plane.client()
-    await kube.create(CRDS, yaml.safe_load(CRD_FILE.read_text()))
 
     async def served() -> bool:
         with contextlib.suppress(k.NotFound):
@@ -187,7 +185,7 @@ def main() -> None:
     parser.add_argument("--switches", type=int, default=20)
     args = parser.parse_args()
     try:
-        with control_plane() as plane:
+        with control_plane(manifests=[yaml.safe_load(CRD_FILE.read_text())]) as plane:
             finish(asyncio.run(run(plane, args.models, args.idle_seconds, args.switches)))
     except NotBuilt as error:
         sys.exit(str(error))

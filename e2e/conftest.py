@@ -27,7 +27,6 @@ from support.fake_kube import FakeApi
 
 NAMESPACE = "llm"
 CRD_FILE = Path(__file__).parents[1] / "crds" / "serving.forebay.dev_disaggregatedmodels.yaml"
-CRDS = k.Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 NAMESPACES = k.Resource("v1", "Namespace", "namespaces", namespaced=False)
 ROUTER_PORT = 8000
 
@@ -44,6 +43,9 @@ class Site:
     plane: ControlPlane | None
     api: FakeApi | None
     """One of the two."""
+
+    running: asyncio.Task[None] | None = None
+    """The kubelet's."""
 
     _operator: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -98,6 +100,8 @@ class Site:
     async def until(self, what: str, check: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
+            if self.running is not None and self.running.done():
+                self.running.result()
             with contextlib.suppress(k.NotFound):
                 if await check():
                     return
@@ -114,7 +118,9 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         api: FakeApi | None = None
         plane: ControlPlane | None = None
         try:
-            plane = await asyncio.to_thread(stack.enter_context, control_plane())
+            plane = await asyncio.to_thread(
+                stack.enter_context, control_plane(manifests=[yaml.safe_load(CRD_FILE.read_text())])
+            )
         except NotBuilt as error:
             print(f"a real API server is left out: {error}")
             api = await stack.enter_async_context(FakeApi().serving())
@@ -130,7 +136,6 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
             }))  # fmt: skip
         else:
             url, kube, kubeconfig, credentials = plane.url, plane.client(), plane.kubeconfig(), plane.credentials()
-            await kube.create(CRDS, yaml.safe_load(CRD_FILE.read_text()))
             await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         stack.push_async_callback(kube.close)
         kubelet = ProcessKubelet(
@@ -146,7 +151,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
             return True
 
         await made.until("the kind served", served)
-        running = asyncio.create_task(kubelet.run())
+        running = made.running = asyncio.create_task(kubelet.run())
         made.start_operator()
         try:
             yield made

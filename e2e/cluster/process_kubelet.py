@@ -111,10 +111,11 @@ class ProcessKubelet:
         fields = {"metadata.name": meta["name"], "metadata.namespace": meta["namespace"], "status.podIP": address}
         env: dict[str, str] = {}
         for entry in container.get("env", []):
-            if "value" in entry:
-                env[entry["name"]] = expand(entry["value"], env)
-            else:
+            if "valueFrom" in entry:
                 env[entry["name"]] = fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+            else:
+                # The API server leaves an empty value out.
+                env[entry["name"]] = expand(entry.get("value", ""), env)
         if env.get("BIND_ADDRESS") == EVERYWHERE:
             env["BIND_ADDRESS"] = address
         env["TOKEN_FILE"] = str(await self._token(meta["namespace"], spec))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from forebay_wire.load import LoadReport
 from forebay_wire.messages import DrainResponse
 from support.fake_cluster import simulated_model
 
-CRDS = k.Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 NAMESPACES = k.Resource("v1", "Namespace", "namespaces", namespaced=False)
 CRD_FILE = Path(__file__).parents[3] / "crds" / "serving.forebay.dev_disaggregatedmodels.yaml"
 
@@ -39,7 +38,7 @@ CRD_FILE = Path(__file__).parents[3] / "crds" / "serving.forebay.dev_disaggregat
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     try:
-        with control_plane() as running:
+        with control_plane(manifests=[yaml.safe_load(CRD_FILE.read_text())]) as running:
             yield running
     except NotBuilt as error:
         pytest.skip(f"needs a real API server: {error}")
@@ -108,7 +107,7 @@ class Site:
         deadline = asyncio.get_running_loop().time() + seconds
         while not await check():
             if asyncio.get_running_loop().time() > deadline:
-                held = (await self.model()).get("status")
+                held = [m.get("status") for m in await self.kube.list(k.MODELS, self.namespace)]
                 raise AssertionError(f"not within {seconds:g} s: {what}; status {held}")
             await asyncio.sleep(0.1)
 
@@ -131,9 +130,6 @@ class Site:
 @pytest.fixture
 async def site(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     kube: KubeClient = plane.client()
-    crd = yaml.safe_load(CRD_FILE.read_text())
-    with suppress(k.AlreadyExists):
-        await kube.create(CRDS, crd)
     namespace = "n" + format(abs(hash(request.node.name)) % 10**8, "08d")
     await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     kubelets = Kubelets(kube, labels.MODEL)
@@ -195,12 +191,12 @@ async def test_the_life_of_a_model(site: Site) -> None:
 
         async def gone() -> bool:
             left = [
-                obj
-                for resource in k.CHILDREN
+                (resource.kind, obj["metadata"]["name"])
+                for resource in (*k.CHILDREN, k.PODS)
                 if resource is not k.POD_MONITORS
                 for obj in await site.kube.list(resource, site.namespace, selector=labels.MODEL)
             ]
-            return not left and not await site.kube.list(k.PODS, site.namespace)
+            return not left
 
         await site.until("nothing left", gone)
 
