@@ -39,6 +39,9 @@ class WorkerSettings:
     """Tokens of one step, decode tokens included; the chunk of chunked prefill is what is left."""
 
     threads: int = 1
+    device: str = "cpu"
+    """Native: where steps are computed."""
+
     transport: str = "auto"
     """auto | rdma | nvlink | tcp | shared-memory (NIXL/UCX), or `simulated`."""
 

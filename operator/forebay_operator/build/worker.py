@@ -114,7 +114,7 @@ def _container(spec: DisaggregatedModelSpec, pool: Pool, image: str) -> dict[str
         "name": CONTAINER,
         "image": image,
         "command": ["forebay-engine"],
-        "args": worker_args(spec),
+        "args": worker_args(spec, pool),
         "env": _env(spec, pool),
         "ports": [pod.http_port()],
         **pod.probes(startup_seconds=STARTUP_SECONDS),
@@ -132,7 +132,7 @@ def _container(spec: DisaggregatedModelSpec, pool: Pool, image: str) -> dict[str
     }
 
 
-def worker_args(spec: DisaggregatedModelSpec) -> list[str]:
+def worker_args(spec: DisaggregatedModelSpec, pool: Pool) -> list[str]:
     engine, simulated = spec.engine, spec.engine.type == "Simulated"
     transport = "simulated" if simulated else _TRANSPORTS[spec.transfer.transport]
     args = [
@@ -162,6 +162,8 @@ def worker_args(spec: DisaggregatedModelSpec) -> list[str]:
         args.append(f"--max-batched-tokens={engine.max_batched_tokens}")
     if spec.transfer.required:
         args.append("--transport-required")
+    if not simulated and spec.gpus_per_worker(pool).count:
+        args.append("--device=cuda")
     if simulated:
         args.append(f"--perf-model={engine.simulated.performance_model if engine.simulated else 'slow'}")
     return args

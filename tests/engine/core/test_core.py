@@ -239,8 +239,13 @@ async def test_a_decode_leg_given_up_while_settling_leaves_no_reservation(monkey
 @both
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"perf_model": "no-such"}, "no-such"), ({"max_model_len": 10**7}, "10000000")],
-    ids=["perf model", "model length"],
+    [
+        ({"perf_model": "no-such"}, "no-such"),
+        ({"max_model_len": 10**7}, "10000000"),
+        ({"engine": "native", "model_dir": Path("any"), "device": "cuda"}, "gpus.count"),
+        ({"engine": "native"}, "--model-dir"),
+    ],
+    ids=["perf model", "model length", "device", "no model"],
 )
 async def test_what_a_person_can_mend_is_a_model_error(kind, change, words):
     with pytest.raises(ModelError, match=words):

@@ -19,17 +19,17 @@ from support.manifests import make_model
 RELEASED = Surroundings(engine_image="engine:1", router_image="router:1")
 GOLDEN: list[tuple[str, dict[str, Any], str, str]] = [
     # what, changes, revision of decode workers, hash of the router's template
-    ("gpu", {}, "7dd47981", "fbd315e2"),
+    ("gpu", {}, "aa379ed4", "fbd315e2"),
     ("cpu", {"decode.gpus": {"count": 0}, "engine.threads": 4}, "94f58fd8", "fbd315e2"),
     ("simulated", {"engine.type": "Simulated", "model.source": ...}, "491e99fe", "fbd315e2"),
     (
         "rdma",
         {"transfer": {"transport": "RDMA", "required": True, "rdma": {"networks": ["rail-0"]}}},
-        "8affa85a",
+        "261619d1",
         "fbd315e2",
     ),
-    ("cache", {"model.source": "cache://smollm2-135m"}, "020f9305", "fbd315e2"),
-    ("image", {"model.source": "image://models/llama:1", "model.maxModelLen": 4096}, "310300ff", "fbd315e2"),
+    ("cache", {"model.source": "cache://smollm2-135m"}, "6eab8ee0", "fbd315e2"),
+    ("image", {"model.source": "image://models/llama:1", "model.maxModelLen": 4096}, "34999d9f", "fbd315e2"),
     (
         "pinned",
         {
@@ -40,7 +40,7 @@ GOLDEN: list[tuple[str, dict[str, Any], str, str]] = [
             "router.apiKeysSecretRef": {"name": "keys"},
             "router.replicas": 1,
         },
-        "4de0947e",
+        "d10211f6",
         "75393afe",
     ),
 ]

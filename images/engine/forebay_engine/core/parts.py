@@ -33,12 +33,18 @@ def make_parts(settings: WorkerSettings) -> CoreParts:
 
 def native_parts(settings: WorkerSettings) -> CoreParts:
     """Loads the model and registers its arena with NIXL. Raises ModelError; takes seconds."""
+    if settings.model_dir is None:
+        raise ModelError("a native engine needs a model folder: give --model-dir")
+    if settings.device != "cpu":
+        # Falling back to the CPU would hold a GPU and answer a hundred times slower, in silence.
+        raise ModelError(
+            f"--device {settings.device}: this release's native engine computes on the CPU only (no CUDA kernels, no KV "
+            "transfer from GPU memory yet); set gpus.count to 0, or engine.type to Simulated"
+        )
     # torch and NIXL are imported here only: a simulated worker must start without them.
     from forebay_engine.executor.torch_executor import TorchExecutor
     from forebay_engine.transfer.nixl import NixlTransport
 
-    if settings.model_dir is None:
-        raise ModelError("a native engine needs a model folder: give --model-dir")
     executor = TorchExecutor(
         settings.model_dir,
         kv_memory_bytes=settings.kv_memory_bytes,
