@@ -38,8 +38,8 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
     if settings.device != "cpu":
         # Falling back to the CPU would hold a GPU and answer a hundred times slower, in silence.
         raise ModelError(
-            f"--device {settings.device}: this release's native engine computes on the CPU only (no CUDA kernels, no KV "
-            "transfer from GPU memory yet); set gpus.count to 0, or engine.type to Simulated"
+            f"--device {settings.device}: this release's native engine computes on the CPU only (no CUDA kernels, no "
+            "KV transfer from GPU memory yet); set gpus.count to 0, or engine.type to Simulated"
         )
     # torch and NIXL are imported here only: a simulated worker must start without them.
     from forebay_engine.executor.torch_executor import TorchExecutor
