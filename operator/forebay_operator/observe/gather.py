@@ -98,4 +98,3 @@ class Gatherer:
             problems=problems(ours, sets, mine),
         )
         return Gathered(observation, loads, {obj["metadata"]["name"]: dict(obj) for obj in ours})
-
