@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -27,5 +28,9 @@ def allocate_arena(layout: ArenaLayout, num_blocks: int, dtype: torch.dtype, dev
             f"no memory for a KV arena of {num_blocks} blocks, {size / 1e6:.0f} MB on {device}: {error}; "
             "give the worker less KV memory"
         ) from error
+    # Gathering a sequence touches 2 KiB here and there all over the arena: with small pages each is a page-table walk.
+    # A system without huge pages refuses; it is only slower.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     # The tensor keeps the mapping alive. A fresh mapping reads as zeros without being touched.
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -25,8 +25,8 @@ class Attention(Protocol):
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Store the step's K and V, attend, and give [rows, heads * head_size].
 
-        `qkv` is [rows, heads + 2 * kv_heads, head_size], contiguous, q and k rotated; rows after the step's tokens are
-        padding.
+        `qkv` is [rows, heads + 2 * kv_heads, head_size], contiguous, q and k rotated, q scaled by
+        head_size^-0.5; rows after the step's tokens are padding.
         """
 
 
@@ -79,7 +79,7 @@ class Network:
         if missing > 0:
             token_ids, positions = F.pad(token_ids, (0, missing)), F.pad(positions, (0, missing))
         rows = token_ids.shape[0]
-        rotation = Rotation(self._inverse, positions, self.dtype, spec.heads + spec.kv_heads, spec.kv_heads)
+        rotation = Rotation(self._inverse, positions, self.dtype)
         rotated = spec.heads + spec.kv_heads
         x = F.embedding(token_ids, self._embedding).to(self.dtype)
         for index, layer in enumerate(self._layers):
@@ -88,7 +88,7 @@ class Network:
                 q, k = qkv[:, : spec.heads], qkv[:, spec.heads : rotated]
                 q.copy_(layer.q_norm(q))
                 k.copy_(layer.k_norm(k))
-            rotation.apply_(qkv)
+            rotation.apply_(qkv[:, :rotated])
             x.add_(layer.out(attention(index, qkv)))
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
             x.add_(layer.down(F.silu(gate).mul_(up)))
@@ -109,16 +109,20 @@ class _Loader:
     dtype: torch.dtype
     device: torch.device
 
-    def matrix(self, name: str, outputs: int, inputs: int, *, after: str | None = None) -> torch.Tensor:
-        """`after` names the norm that the matrix follows."""
+    def matrix(
+        self, name: str, outputs: int, inputs: int, *, after: str | None = None, scale: float = 1.0
+    ) -> torch.Tensor:
+        """`after` names the norm that the matrix follows. What is multiplied in, is so before rounding to the dtype."""
         matrix = self.files.get(name, (outputs, inputs))
         if after is not None and self.folds:
             matrix = fold(self.files.get(after, (inputs,)), matrix)
+        if scale != 1.0:
+            matrix = matrix.float() * scale
         return matrix.to(self.device, self.dtype)
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        # Cloned, or a float32 vector would keep its whole file mapped.
-        return self.files.get(name, (size,)).to(self.device, self.dtype, copy=True)
+    def vector(self, name: str, size: int, *, scale: float = 1.0) -> torch.Tensor:
+        # A new tensor always, or a float32 vector would keep its whole file mapped.
+        return (self.files.get(name, (size,)).float() * scale).to(self.device, self.dtype)
 
     @property
     def folds(self) -> bool:
@@ -129,16 +133,25 @@ class _Loader:
             return FoldedRMSNorm(self.spec.hidden, self.spec.rms_eps)
         return RMSNorm(self.vector(name, self.spec.hidden), self.spec.rms_eps)
 
-    def head_norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self.vector(name, self.spec.head_size), self.spec.rms_eps)
+    def head_norm(self, name: str, scale: float = 1.0) -> RMSNorm:
+        return RMSNorm(self.vector(name, self.spec.head_size, scale=scale), self.spec.rms_eps)
 
     def layer(self, index: int) -> _Layer:
         spec, at = self.spec, f"model.layers.{index}"
         q, kv = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
-        parts = [(f"{at}.self_attn.{name}_proj", rows) for name, rows in (("q", q), ("k", kv), ("v", kv))]
         input_norm, mlp_norm = f"{at}.input_layernorm.weight", f"{at}.post_attention_layernorm.weight"
-        qkv = torch.cat([self.matrix(f"{name}.weight", rows, spec.hidden, after=input_norm) for name, rows in parts])
-        qkv_bias = torch.cat([self.vector(f"{n}.bias", rows) for n, rows in parts]) if spec.qkv_bias else None
+        # Attention's scale is multiplied into what q comes from last: the rotation after it keeps it.
+        scale = spec.head_size**-0.5
+        parts = [
+            (f"{at}.self_attn.{name}_proj", rows, 1.0 if name != "q" or spec.qk_norm else scale)
+            for name, rows in (("q", q), ("k", kv), ("v", kv))
+        ]
+        qkv = torch.cat(
+            [self.matrix(f"{n}.weight", rows, spec.hidden, after=input_norm, scale=by) for n, rows, by in parts]
+        )
+        qkv_bias = (
+            torch.cat([self.vector(f"{n}.bias", rows, scale=by) for n, rows, by in parts]) if spec.qkv_bias else None
+        )
         out, mlp = f"{at}.self_attn.o_proj", f"{at}.mlp"
         halves = [f"{mlp}.{name}_proj" for name in ("gate", "up")]
         gate_up = torch.cat(
@@ -150,7 +163,7 @@ class _Loader:
         return _Layer(
             input_norm=self.norm(input_norm),
             qkv=make_linear(qkv, qkv_bias),
-            q_norm=self.head_norm(f"{at}.self_attn.q_norm.weight") if spec.qk_norm else None,
+            q_norm=self.head_norm(f"{at}.self_attn.q_norm.weight", scale) if spec.qk_norm else None,
             k_norm=self.head_norm(f"{at}.self_attn.k_norm.weight") if spec.qk_norm else None,
             out=make_linear(
                 self.matrix(f"{out}.weight", spec.hidden, q),

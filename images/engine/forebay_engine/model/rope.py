@@ -36,26 +36,16 @@ def _llama3(base: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 class Rotation:
     """cos and signed sin of one step's positions, shared by all layers."""
 
-    def __init__(
-        self, inverse: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype, rotated: int, kept: int
-    ) -> None:
-        """`inverse` [head_size / 2] float32, `positions` [n] integers; of each row's heads the first `rotated` are
-        turned, the `kept` after them are not.
-
-        The kept ones are multiplied by 1 and 0 all the same: over contiguous memory that is cheaper than to leave them
-        out.
-        """
-        n, self._half = positions.shape[0], inverse.shape[0]
-        angles = positions.to(torch.float32)[:, None, None, None] * inverse
+    def __init__(self, inverse: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> None:
+        """`inverse` [head_size / 2] float32, `positions` [n] integers."""
+        angles = positions.to(torch.float32)[:, None] * inverse
         cos, sin = angles.cos(), angles.sin()
-        still = torch.zeros(n, kept, 2, self._half, device=inverse.device)
-        # rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated.
-        turned_cos, turned_sin = cos.expand(n, rotated, 2, -1), torch.cat((-sin, sin), 2).expand(n, rotated, 2, -1)
-        self._cos = torch.cat((turned_cos, still + 1), 1).to(dtype)
-        self._sin = torch.cat((turned_sin, still), 1).to(dtype)
+        self._half = inverse.shape[0]
+        self._cos = torch.cat((cos, cos), dim=-1).to(dtype)[:, None, :]
+        # rotate_half(x) * sin is x rolled by half a head, times sin with its first half negated.
+        self._sin = torch.cat((-sin, sin), dim=-1).to(dtype)[:, None, :]
 
     def apply_(self, x: torch.Tensor) -> None:
-        """Rotate x [n, rotated + kept, head_size], contiguous, in place."""
-        halves = x.view(self._cos.shape)
-        swapped = halves.flip(2)
-        halves.mul_(self._cos).addcmul_(swapped, self._sin)
+        """Rotate x [n, heads, head_size] in place."""
+        rolled = torch.roll(x, self._half, dims=-1)
+        x.mul_(self._cos).addcmul_(rolled, self._sin)
