@@ -187,10 +187,10 @@ class ProcessCore:
                     else:
                         answer.set_exception(RuntimeError(f"engine core: {error}"))
             case Started(info=info):
-                if started is not None:
+                if started is not None and not started.done():  # whoever waited may have been told to stop
                     started.set_result(info)
             case StartFailed(kind=kind, message=text):
-                if started is not None:
+                if started is not None and not started.done():
                     started.set_exception(ModelError(text) if kind == "ModelError" else RuntimeError(f"{kind}: {text}"))
             case Died(message=text):
                 self._die(CoreDied(text))
