@@ -25,8 +25,10 @@ STARVED_WORKERS = 0.5
 SPARE = 0.95
 """Of its capacity: what a donor may be left with. Decode capacity is a batch that still holds TPOT, so this is safe."""
 
-BUSY = 0.8
-"""Utilisation that prefill is sized for: its queue waits two service times there, nine and a half at 0.95 (M/D/1)."""
+BUSY = 0.9
+BUSY_CONVERTIBLE = 0.8
+"""Utilisation beyond which prefill counts as short: its queue waits two service times at 0.8, 4.5 at 0.9 (M/D/1). By
+score on the mixes: where decoders take prompts they are the donor and the reserve at once, and an earlier move pays."""
 
 MOST_CANDIDATES = 10
 DROP_SECONDS = 720.0
@@ -158,12 +160,17 @@ class _Call:
             f"over the next {found.dwell:.0f} s",
         )
 
+    def _pressure(self, seen: Estimate) -> tuple[float, float]:
+        """Workers that each role needs right now."""
+        prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
+        return prefill / (BUSY_CONVERTIBLE if self.policy.convertible else BUSY), decode
+
     def _starves(self, split: Split, seen: Estimate) -> bool:
         """Whether _rescue() would undo a move to `split` at once. The present split never counts."""
         if self.policy.gear.slow or split == self.before:
             return False
-        prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
-        return prefill / BUSY > split.prefill + STARVED_WORKERS or decode > split.decode + STARVED_WORKERS
+        prefill, decode = self._pressure(seen)
+        return prefill > split.prefill + STARVED_WORKERS or decode > split.decode + STARVED_WORKERS
 
     def _rescue(self, seen: Estimate) -> Decision | None:
         """A role whose demand is half a worker over what serves it, while the other pool can spare workers.
@@ -173,8 +180,7 @@ class _Call:
         """
         if self.policy.gear.slow:
             return None
-        prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
-        prefill /= BUSY
+        prefill, decode = self._pressure(seen)
         have = self.before
         need = decode - have.decode
         if prefill > have.prefill + STARVED_WORKERS and decode < have.decode:

@@ -7,6 +7,7 @@ slots, so that bursts within a second are not seen; misses begin a little below 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,11 +116,13 @@ def roll(
     decode_scale: float = 1.0,
     slot: int = 1,
     horizon: float = 0.0,
+    cap: float = math.inf,
 ) -> tuple[float, float, Queues]:
     """(missed, offered, queues at the end) of `seconds` in which the load's slots repeat.
 
     `scale` multiplies arrivals, `decode_scale` output length as well. `slot` joins that many seconds. With `horizon`,
-    what is left at the end is charged: arrivals meanwhile miss until the backlog has cleared, within 2 horizons fully.
+    what is left at the end is charged: arrivals meanwhile miss until the backlog has cleared, within 2 horizons fully
+    and a twentieth of them until `cap` seconds.
     """
     work, counts = load.prefill_seconds, load.requests
     n = len(work)
@@ -197,7 +200,7 @@ def roll(
         if over > 0:
             drained = most * decode / (output * model.step(most)) - rate
             clear = max(clear, _clear(over, drained))
-        missed += rate * (min(clear, 2 * horizon) + 0.05 * clear)
+        missed += rate * (min(clear, 2 * horizon) + 0.05 * min(clear, cap))
     return missed, offered, Queues(waiting, decoding)
 
 

@@ -8,6 +8,7 @@ docs/rescaling.md derives the terms. In short, for each split q and each of two 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forebay_operator.decide import fluid
@@ -99,10 +100,14 @@ def valued(
     on_wrong_side = transit + (NOTICE_DRAIN_SECONDS if gear.drains else NOTICE_SECONDS)
     _follow_tracks(observation_seconds, serving, splits, estimate, model, memory)
 
+    # A slow move can't save a split that drowns: telling two of them apart only moves workers out of service.
+    cap = fluid.CLEAR_SECONDS if gear.slow else math.inf
     now_queues = Queues(estimate.queued_seconds, estimate.decoding)
     long = estimate.load(WINDOW_SECONDS)
     plain = {
-        q.prefill: _share(fluid.roll(long, model, fluid.Course(q, q, 0.0), now_queues, 60.0, horizon=on_wrong_side))
+        q.prefill: _share(
+            fluid.roll(long, model, fluid.Course(q, q, 0.0), now_queues, 60.0, horizon=on_wrong_side, cap=cap)
+        )
         for q in splits
     }
     follow(memory, plain, now)
@@ -129,9 +134,18 @@ def valued(
                 # A decoder that changes roles takes its requests along.
                 queues = Queues(now_queues.prefill_seconds, now_queues.decoding * q.decode / max(1, serving.decode))
             args = (load, model, course, queues, expected)
-            normal = _share(fluid.roll(*args, scale=scale, decode_scale=decode_scale, slot=slot, horizon=on_wrong_side))
+            normal = _share(
+                fluid.roll(*args, scale=scale, decode_scale=decode_scale, slot=slot, horizon=on_wrong_side, cap=cap)
+            )
             stress = _share(
-                fluid.roll(*args, scale=STRESS * scale, decode_scale=decode_scale, slot=2 * slot, horizon=on_wrong_side)
+                fluid.roll(
+                    *args,
+                    scale=STRESS * scale,
+                    decode_scale=decode_scale,
+                    slot=2 * slot,
+                    horizon=on_wrong_side,
+                    cap=cap,
+                )
             )
             cost = (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
             track = memory.tracks.get(str(q.prefill))
