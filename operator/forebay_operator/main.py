@@ -225,13 +225,20 @@ async def serve(settings: Settings) -> None:
         clock=loop.time,
         times=settings.lease,
     )
-    pod_monitors = await has_pod_monitors(kube, settings.namespaces)
-    operator = Operator(settings, kube, workers, build_status, metrics, elector, pod_monitors=pod_monitors)
-    health = HealthServer(settings.host, settings.port, metrics, operator.alive)
+    try:
+        pod_monitors = await has_pod_monitors(kube, settings.namespaces)
+        operator = Operator(settings, kube, workers, build_status, metrics, elector, pod_monitors=pod_monitors)
+        await _live(settings, operator, HealthServer(settings.host, settings.port, metrics, operator.alive))
+    finally:
+        await workers.close()
+        await kube.close()
+
+
+async def _live(settings: Settings, operator: Operator, health: HealthServer) -> None:
     await health.start()
     running = asyncio.create_task(operator.run())
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     where = ", ".join(settings.namespaces) or "all namespaces"
     log.info("operator %s %s serves %s; health at port %d", VERSION, settings.identity, where, health.port)
     try:
@@ -241,8 +248,6 @@ async def serve(settings: Settings) -> None:
         log.info("stopped while standing by")
     finally:
         await health.close()
-        await workers.close()
-        await kube.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

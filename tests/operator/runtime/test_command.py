@@ -1,0 +1,75 @@
+"""The `forebay-operator` command as a process: it leads, works, and on SIGTERM gives its Lease back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.fake_cluster import FakeCluster, simulated_model
+from support.fake_kube import FakeApi, eventually
+
+
+@asynccontextmanager
+async def process(folder: Path, url: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    config = folder / "kubeconfig"
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    config.write_text(json.dumps({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context],
+        "clusters": [{"name": "c", "cluster": {"server": url}}], "users": [{"name": "u", "user": {"token": "none"}}],
+    }))  # fmt: skip
+    words = ["-m", "forebay_operator.main", "--operator-namespace=forebay", "--host=127.0.0.1", "--port=0", *arguments]
+    environment = {**os.environ, "KUBECONFIG": str(config)}
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, *words, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
+
+
+def holder(api: FakeApi) -> str | None:
+    lease = api.find("leases", "forebay-operator", "forebay")
+    return None if lease is None else str(lease["spec"]["holderIdentity"])
+
+
+@pytest.mark.parametrize("standby", [False, True], ids=["leading", "standing by"])
+async def test_sigterm_ends_it_in_order(api: FakeApi, tmp_path: Path, standby: bool) -> None:
+    cluster = FakeCluster(api)
+    api.on_write = cluster.control
+    api.missing.add("podmonitors")
+    if standby:
+        api.put({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "forebay-operator", "namespace": "forebay"},
+            "spec": {"holderIdentity": "another", "renewTime": "now", "leaseDurationSeconds": 3600},
+        })  # fmt: skip
+    api.put(simulated_model(1, 1))
+    async with process(tmp_path, api.url) as running:
+        if standby:
+            await eventually(lambda: any(call.plural == "leases" for call in api.calls), "a look at the Lease", 30)
+        else:
+            await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 1}, "the model served", 30)
+        running.send_signal(signal.SIGTERM)
+        _, said = await asyncio.wait_for(running.communicate(), 20)
+    assert running.returncode == 0, said.decode()
+    assert b"Traceback" not in said
+    assert holder(api) == ("another" if standby else "")
+    assert bool(cluster.workers()) is not standby, "a standby writes nothing"
+
+
+async def test_without_an_api_server_it_says_so(tmp_path: Path) -> None:
+    async with process(tmp_path, "http://127.0.0.1:1") as running:
+        _, said = await asyncio.wait_for(running.communicate(), 60)
+    assert running.returncode == 1
+    assert said.decode().splitlines()[-1].startswith("forebay-operator: list PodMonitor")
