@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -9,6 +10,13 @@ import pytest
 
 from engine.transfer.arena import BLOCK_BYTES
 from engine.transfer.owners import LEASE, Owner, Reader, StartOwner, StartReader
+
+
+@pytest.fixture(scope="session", autouse=True)
+def many_descriptors() -> None:
+    """Every test's NIXL agent lives until the process ends, with a dozen descriptors each."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
 
 
 @pytest.fixture(scope="session")

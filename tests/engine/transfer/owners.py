@@ -26,7 +26,7 @@ from forebay_engine.types import PullSource
 
 TOKEN = "owner-token"
 LEASE = 6.0
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 StartOwner = Callable[..., Awaitable["Owner"]]
 StartReader = Callable[..., Awaitable["Reader"]]

@@ -13,7 +13,7 @@ class TransferError(RuntimeError):
     """A read did not happen: peer gone, deadline passed, address refused. The local blocks' content is undefined.
 
     `reason` is one word for counters. `unsettled`: the transport can't exclude that the local blocks are still written
-    to (no transport of ours has been seen to do it): they must never be used again.
+    to (rare: the peer hung in the middle of a direct read): they must never be used again.
     """
 
     def __init__(self, message: str, *, reason: str = "failed", unsettled: bool = False) -> None:

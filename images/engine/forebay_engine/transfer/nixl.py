@@ -9,7 +9,9 @@ merged into one descriptor by NIXL itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import math
 import os
 import sys
 import threading
@@ -36,14 +38,17 @@ PIECE_BYTES = 32 * 1024 * 1024
 WINDOW = 2
 """Requests of one read in flight, where the transport works in the background."""
 
-SETTLE_SECONDS = 15.0
-"""How long a given-up one-sided read is waited for: a NIC whose peer's node died gives up in about 8 s (UCX defaults).
-"""
+SETTLE_SECONDS = {"RDMA": 15.0, "SharedMemory": 1.0}
+"""How long a given-up direct read is waited for. RDMA: a NIC gives up a dead node in about 8 s (UCX defaults). Shared
+memory: our own thread copies, so it ends at once or waits for a peer that hangs."""
+
+DIRECT_AFTER_SECONDS = 1.0
+"""A peer is read straight into the arena once a read begun this long after its first one has succeeded through staging.
+Before, its connection may not be complete although reads succeed, and a peer that hangs then leaves a read that neither
+ends nor can be called back. (That stays possible later: UCX flushes all lanes of a peer after a read, and 1 in 15 reads
+of a stopped process waited for it, measured. See TransferError.unsettled.)"""
 
 MEMORY = "DRAM"
-
-_held: list[object] = []
-"""Arenas that may still be written to at close; freeing them would corrupt the heap."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +57,12 @@ class Peer:
     agent: str
     descriptors: Any
     num_blocks: int
+    connected: float = math.inf
+    """When its first read succeeded."""
+
+    proven: bool = False
+    """Its connection is complete, see DIRECT_AFTER_SECONDS."""
+
     abandoned: list[Request] = field(default_factory=list)
     """Given-up requests that UCX has not finished yet."""
 
@@ -130,6 +141,7 @@ class NixlTransport:
         try:
             # UCX decides how it reads a peer at the first read, so this one goes to a staging slot in any case.
             self._read(peer, [0], None, self._clock() + self._connect_timeout, None)
+            peer.connected = self._clock()
         except TransferError:
             self.remove_peer(peer.engine_id)
             raise
@@ -172,13 +184,19 @@ class NixlTransport:
             self._lock.release()
 
     def close(self) -> None:
+        """Leaves every peer and gives the arena back. Reads under way must have ended, else the arena is kept for ever.
+
+        The agent itself is never destroyed: UCX aborts the process when a peer hangs at that moment (an assertion on
+        its queue of pending operations). It goes with the process, which has one transport.
+        """
         with self._lock:
             if self._closed:
                 return
             self._settle()
             self._closed = True
+            _never_free(self._agent)
             if self._reading or any(peer.abandoned for peer in (*self._peers.values(), *self._retiring.values())):
-                _held.append((self._agent, self._keepalive, self._staging, self._peers, self._retiring))
+                _never_free((self._keepalive, self._staging))
                 return
             for peer in self._peers.values():
                 self._unload(peer)
@@ -188,7 +206,6 @@ class NixlTransport:
                     self._agent.release_dlist_handle(descriptors)
                 for region in self._registered:
                     self._agent.deregister_memory(region)
-            del self._agent
             self._keepalive = None
 
     # Reading
@@ -202,11 +219,14 @@ class NixlTransport:
         cancel: threading.Event | None,
     ) -> None:
         """Piece by piece; `local` None reads into a slot and drops it (warm-up)."""
-        direct = local is not None and self._one_sided()
+        direct = local is not None and self._direct(peer)
         size = max(1, PIECE_BYTES // self._block_bytes) if direct else self._staging.blocks_per_slot
+        proving = not peer.proven and self._clock() >= peer.connected + DIRECT_AFTER_SECONDS
         requests: deque[Request] = deque()
         start, idle = 0, 0
         with self._exclusive():
+            if proving:  # what the peer sent for the set-up is taken in first: this read is to wait for the rest
+                self._agent.get_new_notifs()
             self._settle()
             if peer.abandoned:
                 raise TransferError(
@@ -236,6 +256,7 @@ class NixlTransport:
                 else:
                     self._sleep(min(20e-6 * 2**idle, 300e-6))
                     idle = min(idle + 1, 5)
+            peer.proven = peer.proven or proving
         except BaseException:
             self._abandon(peer, requests, direct)
             raise
@@ -243,10 +264,10 @@ class NixlTransport:
             with self._lock:
                 self._reading -= 1
 
-    def _one_sided(self) -> bool:
-        """Whether UCX reads every peer without its processor's help, so that a given-up read ends by itself."""
+    def _direct(self, peer: Peer) -> bool:
+        """Whether UCX reads without the peer's processor, so that a given-up read ends by itself."""
         routes = self._table.routes()
-        return bool(routes) and all(route.one_sided for route in routes)
+        return peer.proven and bool(routes) and all(route.one_sided for route in routes)
 
     def _post(
         self, peer: Peer, remote: Sequence[int], local: Sequence[int], direct: bool, requests: deque[Request]
@@ -307,7 +328,8 @@ class NixlTransport:
 
     def _abandon(self, peer: Peer, requests: deque[Request], direct: bool) -> None:
         """Give up what is in flight, in a way that nothing of it lands in the arena later."""
-        give_up = self._clock() + SETTLE_SECONDS
+        wait = SETTLE_SECONDS.get(self._table.in_use(), 0.0)
+        give_up = self._clock() + wait
         while requests and direct and not self._closed and self._clock() < give_up:
             with contextlib.suppress(TransferError):
                 self._poll(requests)
@@ -317,7 +339,7 @@ class NixlTransport:
         if requests and direct:
             log.critical("a read of engine %s can be neither finished nor stopped", peer.engine_id)
             raise TransferError(
-                f"a read of engine {peer.engine_id} can be neither finished nor stopped after {SETTLE_SECONDS:.0f} s; "
+                f"a read of engine {peer.engine_id} can be neither finished nor stopped after {wait:.0f} s; "
                 "its local blocks are lost until this worker restarts",
                 reason="unsettled",
                 unsettled=True,
@@ -404,6 +426,10 @@ class NixlTransport:
             else:
                 reason = "backend"
             raise TransferError(f"could not {doing}: {name}: {error}", reason=reason) from error
+
+
+def _never_free(thing: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _import_nixl() -> Any:
