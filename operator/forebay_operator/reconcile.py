@@ -18,6 +18,7 @@ from forebay_operator.api.labels import MODEL, POOL, POOLS, Pool
 from forebay_operator.api.load import SpecError, from_server
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.build.children import OPTIONAL_KINDS, children
+from forebay_operator.build.names import token_secret_name
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.events import Event, Recorder, Why, condition_events
 from forebay_operator.goals import HOMES, pool_counts, pool_goals, role_targets, rules
@@ -121,6 +122,7 @@ class Reconciler:
         self._wall = wall
         self._wrote = wrote
         self._children: dict[Key, set[str]] = {}
+        self._uids: dict[Key, str] = {}
         self._pruned: dict[Key, frozenset[tuple[str, str]]] = {}
         self._problems: dict[Key, tuple[Problem, ...]] = {}
         """Of the last pass that applied the children."""
@@ -149,6 +151,10 @@ class Reconciler:
             # The children go by their ownerReferences, this operator up or not.
             return None
         owner = Owner(name, namespace, meta["uid"])
+        if self._uids.get(key, owner.uid) != owner.uid:
+            # Deleted and made anew between two looks.
+            self._forget(key)
+        self._uids[key] = owner.uid
         gathered = await self._gatherer.gather(raw)
         now = self._wall()
         try:
@@ -217,7 +223,7 @@ class Reconciler:
             name = child["metadata"]["name"]
             locked = live[name]["metadata"]["resourceVersion"] if name == step.shrink and name in live else None
             await self._attempt(problems, child["kind"], self._apply(turn, child, locked), child)
-        self._children[turn.key] = {child["metadata"]["name"] for child in wanted}
+        self._children[turn.key] = {child["metadata"]["name"] for child in wanted} | {token_secret_name(owner.name)}
         await self._prune(turn.key, owner, wanted)
         return tuple(problems)
 
@@ -364,6 +370,9 @@ class Reconciler:
         self._metrics.forget(key, POOLS)
         self._pruned.pop(key, None)
         self._problems.pop(key, None)
+        uid = self._uids.pop(key, None)
+        if uid is not None:
+            self._actuator.forget(uid)
         names = self._children.pop(key, None)
         if names:
             self._applier.cache.forget(key[0], names)

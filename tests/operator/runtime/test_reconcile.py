@@ -160,6 +160,8 @@ async def test_children_of_a_deleted_model_go_and_nothing_is_remembered(bench: B
     assert await bench.once() is None
     assert {p for p, _, _ in bench.api.objects} <= {"events"}
     assert b'model="assistant"' not in bench.metrics.text()
+    assert len(bench.reconciler._applier.cache) == 0
+    assert not bench.reconciler._actuator._tokens
     bench.put(model())
     await bench.rest()
     assert kinds(bench.api)["deployments"] == 3
