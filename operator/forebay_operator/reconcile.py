@@ -345,8 +345,13 @@ class Reconciler:
         body: Object = {
             "apiVersion": raw["apiVersion"],
             "kind": raw["kind"],
-            # The uid: a model deleted and made anew meanwhile must not get the old one's status.
-            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+            # The version that was read: what was decided on it must not overwrite what somebody wrote meanwhile.
+            "metadata": {
+                "name": meta["name"],
+                "namespace": meta["namespace"],
+                "uid": meta["uid"],
+                "resourceVersion": meta["resourceVersion"],
+            },
             "status": status,
         }
         try:

@@ -24,7 +24,7 @@ from forebay_operator.reconcile import Reconciler
 from forebay_operator.status.build import build_status
 from support.fake_cluster import FakeCluster
 from support.fake_cluster import simulated_model as model
-from support.fake_kube import Call, FakeApi, Object, Refused
+from support.fake_kube import Call, FakeApi, Object, Refused, clone
 
 KEY = ("llm", "assistant")
 
@@ -265,6 +265,23 @@ async def test_roles_follow_the_targets_in_status(bench: Bench) -> None:
     await bench.rest()
     assert bench.cluster.roles() == {"prefill": 1, "decode": 3}, "its replacement takes its role over"
     assert bench.live()["prefill"]["onLoan"] == 1
+
+
+async def test_a_target_written_meanwhile_is_not_overwritten(bench: Bench) -> None:
+    bench.put(model(2, 2))
+    await bench.rest()
+    bench.put(model(2, 2, drain={"timeoutSeconds": 30}))
+
+    def before(call: Call) -> None:
+        if call.subresource == "status":
+            bench.api.before = None
+            held = clone(bench.api.find("disaggregatedmodels", "assistant"))
+            held["status"]["prefill"]["target"], held["status"]["decode"]["target"] = 1, 3
+            bench.api.put(held)
+
+    bench.api.before = before
+    await bench.rest()
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 3}
 
 
 async def test_a_foreign_object_is_reported_and_cured(bench: Bench) -> None:
