@@ -134,6 +134,7 @@ async def run(plane: ControlPlane, models: int, idle_seconds: float, switches: i
 
         await until("all models reconciled", reconciled, 600.0, 2.0)
         took = time.monotonic() - started
+        print(f"{models} models reconciled after {took:.1f} s", file=sys.stderr, flush=True)
 
         async def ready() -> bool:
             pods = await kube.list(k.PODS, NAMESPACE, selector=labels.ROLE)
