@@ -59,6 +59,11 @@ class _SpanViews:
     """[batch, kv_heads, length, head_size], a view of `rows`."""
 
     v: torch.Tensor
+    all_keys: torch.Tensor
+    """[batch * kv_heads, head_size, padded length]: whole, since bfloat16 products copy a K that is cut (4 times the
+    product's own time)."""
+
+    all_values: torch.Tensor
     out: torch.Tensor
     """[span's rows, kv_heads, group, head_size]."""
 
@@ -212,9 +217,21 @@ class StepAttention:
             batch = len(span.lengths)
             flat = owner.scratch("kv", (span.gather[0].shape[0], layout.block_size * size), owner.dtype)
             seen = span.lengths[0] if span.mask is None else span.padded
-            kv = flat.view(2, batch, heads, span.padded, size)[:, :, :, :seen]
+            whole = flat.view(2, batch * heads, span.padded, size)
+            kv = whole.view(2, batch, heads, span.padded, size)[:, :, :, :seen]
             q_strides = ((owner.heads + 2 * heads) * size, owner.group * size, size, 1)
-            self._views.append(_SpanViews(flat, kv[0], kv[1], out[span.first : span.end], q_strides, batch * seen))
+            self._views.append(
+                _SpanViews(
+                    rows=flat,
+                    k=kv[0],
+                    v=kv[1],
+                    all_keys=whole[0].transpose(1, 2),
+                    all_values=whole[1],
+                    out=out[span.first : span.end],
+                    q_strides=q_strides,
+                    keys=batch * seen,
+                )
+            )
 
     def _decode(self, span: _Span, views: _SpanViews, q: torch.Tensor) -> None:
         owner = self._owner
@@ -227,16 +244,16 @@ class StepAttention:
         """On a CPU the plain products are up to twice as fast as the flash kernel, which repacks bfloat16 K and V."""
         owner = self._owner
         batch, heads, group, size = q.shape
-        flat = batch * heads
-        length = views.k.shape[2]
+        flat, length = batch * heads, span.padded
         scores = owner.scratch("scores", (flat, group, length), owner.dtype)
-        keys = views.k.view(flat, length, size).transpose(1, 2)
-        torch.bmm(q.reshape(flat, group, size), keys, out=scores)
+        torch.bmm(q.reshape(flat, group, size), views.all_keys, out=scores)
         if span.mask is not None:
             scores.view(batch, heads, group, length).add_(span.mask)
+        elif span.lengths[0] < length:
+            scores[:, :, span.lengths[0] :].fill_(float("-inf"))
         weights = owner.scratch("weights", (flat, group, length), owner.dtype)
         torch.softmax(scores, -1, out=weights)
-        torch.bmm(weights, views.v.view(flat, length, size), out=views.out.view(flat, group, size))
+        torch.bmm(weights, views.all_values, out=views.out.view(flat, group, size))
 
     def _chunk_fused(self, views: _SpanViews, q: torch.Tensor) -> None:
         """A prefill chunk by the device's own causal kernel, aligned to the context's end."""
@@ -253,7 +270,7 @@ class StepAttention:
         length = views.k.shape[2]
         queries = owner.scratch("q", (heads, group, count, size), owner.dtype)
         queries.copy_(q.permute(1, 2, 0, 3))
-        keys, values = views.k[0].transpose(1, 2), views.v[0]
+        k, v = views.k[0], views.v[0]
         start = length - count
         tile = max(1, min(_TILE_ROWS, _TILE_BYTES // (owner.heads * length * 4)))
         for first, end in pairwise((*range(0, count, tile), count)):
@@ -261,8 +278,9 @@ class StepAttention:
             shape = (heads, group * rows, seen)
             scores, weights = owner.scratch("scores", shape, owner.dtype), owner.scratch("weights", shape, owner.dtype)
             tile_queries = queries[:, :, first:end].reshape(heads, group * rows, size)
-            torch.bmm(tile_queries, keys[:, :, :seen], out=scores)
+            keys = k[:, :seen] if owner.dtype == torch.float32 else k[:, :seen].contiguous()  # see _SpanViews
+            torch.bmm(tile_queries, keys.transpose(1, 2), out=scores)
             scores.view(heads, group, rows, seen)[..., start + first :].add_(owner.tile_mask[:rows, :rows])
             torch.softmax(scores, -1, out=weights)
-            out = torch.bmm(weights, values[:, :seen])
+            out = torch.bmm(weights, v[:, :seen])
             views.out[first:end] = out.view(heads, group, rows, size).permute(2, 0, 1, 3)
