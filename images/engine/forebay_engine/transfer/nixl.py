@@ -105,6 +105,7 @@ class NixlTransport:
         self._lock = threading.Lock()
         self._closed = False
         self._reading = 0
+        self._one_sided = False
         self._peers: dict[str, Peer] = {}
         self._retiring: dict[str, Peer] = {}
         self._name = f"forebay-{uuid.uuid4().hex}"  # fresh per start: peers can't mistake it for its predecessor
@@ -142,6 +143,7 @@ class NixlTransport:
             # UCX decides how it reads a peer at the first read, so this one goes to a staging slot in any case.
             self._read(peer, [0], None, self._clock() + self._connect_timeout, None)
             peer.connected = self._clock()
+            self._look_at_routes()
         except TransferError:
             self.remove_peer(peer.engine_id)
             raise
@@ -256,7 +258,9 @@ class NixlTransport:
                 else:
                     self._sleep(min(20e-6 * 2**idle, 300e-6))
                     idle = min(idle + 1, 5)
-            peer.proven = peer.proven or proving
+            if proving:
+                self._look_at_routes()
+                peer.proven = True
         except BaseException:
             self._abandon(peer, requests, direct)
             raise
@@ -266,8 +270,12 @@ class NixlTransport:
 
     def _direct(self, peer: Peer) -> bool:
         """Whether UCX reads without the peer's processor, so that a given-up read ends by itself."""
+        return peer.proven and self._one_sided
+
+    def _look_at_routes(self) -> None:
+        """UCX prints a route at the first read of a new kind of peer, so it is looked at after such reads only (0.1 ms)."""
         routes = self._table.routes()
-        return peer.proven and bool(routes) and all(route.one_sided for route in routes)
+        self._one_sided = bool(routes) and all(route.one_sided for route in routes)
 
     def _post(
         self, peer: Peer, remote: Sequence[int], local: Sequence[int], direct: bool, requests: deque[Request]
