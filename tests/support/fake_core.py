@@ -58,7 +58,9 @@ class FakeCore:
         """Position at which `fail` comes."""
 
         self.gate: asyncio.Event | None = None
-        """When set, every token waits for it."""
+        """When set, every token from position `gate_at` on waits for it."""
+
+        self.gate_at = 0
 
         self.loading: asyncio.Event | None = None
         self.load_error: Exception | None = None
@@ -121,7 +123,7 @@ class FakeCore:
             ids: list[int] = []
             finish = None
             while len(ids) < (1 if request.hold else self.batch) and finish is None:
-                if self.gate is not None:
+                if self.gate is not None and position + len(ids) >= self.gate_at:
                     await self.gate.wait()
                 if self.dead is not None:
                     raise self.dead

@@ -183,8 +183,11 @@ async def test_the_life_of_a_model(site: Site) -> None:
             return images == ["e:2"] * 3 and await site.is_settled()
 
         await site.until("rolled out", rolled, 60.0)
-        deployments = await site.kube.list(k.DEPLOYMENTS, site.namespace)
-        assert len(deployments) == 3, "the old revisions' are removed"
+
+        async def removed() -> bool:
+            return len(await site.kube.list(k.DEPLOYMENTS, site.namespace)) == 3
+
+        await site.until("the old revisions' Deployments are removed", removed)
 
         held = await site.model()
         await site.kube.delete(k.MODELS, site.namespace, "assistant", uid=held["metadata"]["uid"])
