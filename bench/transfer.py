@@ -29,9 +29,10 @@ import psutil
 import uvloop
 from aiohttp import web
 
+from forebay_engine.core.processes import exit_now
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.transfer.compat import compat_hash
-from forebay_engine.transfer.nixl import NixlTransport, exit_process
+from forebay_engine.transfer.nixl import NixlTransport
 from forebay_engine.transfer.peers import PeerClient
 from forebay_engine.transfer.service import Identity, TransferService
 from forebay_engine.types import PullSource
@@ -108,7 +109,7 @@ async def owner(kind: str) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    exit_process(0)
+    exit_now(0)
 
 
 class Bench:
@@ -287,7 +288,7 @@ def main() -> None:
     if args.owner:
         uvloop.run(owner(args.transport))
     print(json.dumps(uvloop.run(reader(args.transport, args.rounds))), flush=True)
-    exit_process(0)
+    exit_now(0)
 
 
 if __name__ == "__main__":

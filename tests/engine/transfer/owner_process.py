@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from forebay_engine.core.processes import exit_now
 from forebay_engine.kv.leases import LeaseTable
-from forebay_engine.transfer.nixl import exit_process
 from forebay_engine.transfer.peers import PeerClient
 from forebay_engine.transfer.service import Identity, TransferService
 from forebay_wire import paths
@@ -143,4 +143,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
-    exit_process(0)
+    exit_now(0)

@@ -247,7 +247,8 @@ async def test_a_closed_transport_says_so(start_owner: StartOwner, start_transpo
 
 _LONE = """
 import ctypes, os, sys
-from forebay_engine.transfer.nixl import NixlTransport, exit_process
+from forebay_engine.core.processes import exit_now
+from forebay_engine.transfer.nixl import NixlTransport
 buffer = ctypes.create_string_buffer(1 << 20)
 transport = NixlTransport(address=ctypes.addressof(buffer), block_bytes=1 << 16, num_blocks=16, keepalive=buffer)
 assert transport.in_use() == "Unknown", transport.in_use()
@@ -256,7 +257,7 @@ print("alive", flush=True)
 """
 
 
-@pytest.mark.parametrize(("ending", "code"), [("", 0), ("transport.close()", 0), ("exit_process(7)", 7)])
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("transport.close()", 0), ("exit_now(7)", 7)])
 def test_a_process_with_nixl_ends_without_a_crash(ending: str, code: int) -> None:
     """Also: no peer yet means Unknown, and children inherit nothing of what UCX was told."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("UCX_", "NIXL_"))}

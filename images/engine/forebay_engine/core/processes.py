@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -25,6 +27,8 @@ def die_with_parent() -> None:
 
 def exit_now(code: int) -> NoReturn:
     """Flush and end without exit handlers: UCX's bundled libraries crash in theirs on RDMA nodes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone; the exit code still counts
+            stream.flush()
     os._exit(code)

@@ -12,15 +12,13 @@ import contextlib
 import ctypes
 import logging
 import math
-import os
-import sys
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -449,12 +447,3 @@ def _import_nixl() -> Any:
             reason="backend",
         ) from error
     return api
-
-
-def exit_process(code: int) -> NoReturn:
-    """End a process that used NIXL: flushed, but without the libraries' exit handlers, which crash on RDMA nodes."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
