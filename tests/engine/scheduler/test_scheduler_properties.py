@@ -377,7 +377,7 @@ def prefill_and_decode(p: dict[str, int], d: dict[str, int], seed: int, count: i
     d = {**d, "block_size": p["block_size"]}
     pair = Pair(rng, made_worker(p), made_worker(d))
     limit = min(pair.prefill.scheduler.max_tokens, pair.decode.scheduler.max_tokens)
-    pair.prefill.scheduler.max_tokens = pair.decode.scheduler.max_tokens = limit
+    pair.prefill.scheduler._table.max_tokens = pair.decode.scheduler._table.max_tokens = limit
     todo = [made_request(rng, f"r{i}", limit) for i in range(count)]
     rounds = 0
     while todo or pair.busy:

@@ -27,8 +27,8 @@ class SchedulerConfig:
     """False: a prompt is one step, however long (for comparison only)."""
 
     max_pulls: int = 8
-    """Pulls under way at a time. With the cap on their blocks (Scheduler.pull_block_cap) it keeps pulls from holding
-    all blocks while nothing that runs can grow and finish (the deadlock of vLLM #30659)."""
+    """Pulls under way at a time. With the cap on their blocks (SequenceTable.pull_block_cap) it keeps pulls from
+    holding all blocks while nothing that runs can grow and finish (the deadlock of vLLM #30659)."""
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_waiting", "max_batched_tokens", "max_model_len", "max_pulls"):
@@ -110,6 +110,11 @@ class SequenceState:
     def remaining(self) -> int:
         """Known tokens without KV. 1 means that the sequence decodes (or is at its prompt's last token)."""
         return len(self.token_ids) - self.computed
+
+    @property
+    def pullable(self) -> int:
+        """Tokens whose KV a pull gives. The last known token is always computed here: its logits give the next one."""
+        return min(self.pull.num_tokens, len(self.token_ids) - 1) if self.pull is not None else 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
