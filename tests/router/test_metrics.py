@@ -35,6 +35,25 @@ def test_attainment(code: int, ttft: float | None, tpot: float | None, attainmen
     assert counted.window(1.0)["attainment"] == attainment
 
 
+def test_totals_tell_what_was_missed() -> None:
+    """TTFT first: what missed both counts once, and what was refused never had a first token."""
+    counted = RouterMetrics(1.0, 0.04)
+    for code, ttft, tpot in (
+        (200, 0.9, 0.03),
+        (200, 1.1, 0.05),
+        (200, 0.9, 0.05),
+        (429, None, None),
+        (503, None, None),
+        (499, 0.1, None),
+        (404, None, None),
+    ):
+        counted.offer(10)
+        counted.finished(0.0, "p", code, ttft, tpot)
+    totals = counted.as_json(1.0)["totals"]
+    assert (totals["offered_requests"], totals["offered_prompt_tokens"]) == (7, 70)
+    assert (totals["in_objective"], totals["missed_ttft"], totals["missed_tpot"]) == (1, 3, 1)
+
+
 def test_window_moves_on() -> None:
     counted = RouterMetrics(1.0, 0.04)
     for second in range(100):

@@ -75,6 +75,7 @@ class RouterMetrics:
         self.requests: Counter[tuple[int, str]] = Counter()
         self.degraded: Counter[str] = Counter()
         self.retries: Counter[tuple[str, str]] = Counter()
+        self.offered_requests = 0
         self.offered_prompt_tokens = 0
         self._overestimated = 0
         """Offered tokens counted too much so far, and not made up for yet."""
@@ -82,11 +83,19 @@ class RouterMetrics:
         self.cached_prompt_tokens = 0
         self.generated_tokens = 0
         self.in_objective = 0
+        self.missed_ttft = 0
+        self.missed_tpot = 0
+        """Where TTFT was held. What was refused or failed has missed TTFT."""
+
         self.in_flight = 0
         self._window: deque[Finished] = deque(maxlen=WINDOW_REQUESTS)
 
     def offer(self, tokens: int) -> None:
         """A request was taken, with about so many prompt tokens: demand is known at arrival."""
+        self.offered_requests += 1
+        self._offer_tokens(tokens)
+
+    def _offer_tokens(self, tokens: int) -> None:
         made_up = min(tokens, self._overestimated)
         self._overestimated -= made_up
         self.offered_prompt_tokens += tokens - made_up
@@ -96,7 +105,7 @@ class RouterMetrics:
         come, since a counter never falls."""
         self.cached_prompt_tokens += cached
         if tokens > estimated:
-            self.offer(tokens - estimated)
+            self._offer_tokens(tokens - estimated)
         else:
             self._overestimated += estimated - tokens
 
@@ -110,12 +119,12 @@ class RouterMetrics:
             self.tpot.observe(tpot)
         if 400 <= code < 500 and code != 429:
             return
-        met = (
-            code < 400
-            and (ttft is None or ttft <= self.ttft_objective)
-            and (tpot is None or tpot <= self.tpot_objective)
-        )
+        late = code >= 400 or (ttft is not None and ttft > self.ttft_objective)
+        slow = not late and tpot is not None and tpot > self.tpot_objective
+        met = not late and not slow
         self.in_objective += met
+        self.missed_ttft += late
+        self.missed_tpot += slow
         self._window.append(Finished(now, ttft, tpot, met))
 
     def window(self, now: float) -> dict[str, Any]:
@@ -142,6 +151,9 @@ class RouterMetrics:
                     {"code": code, "path": path, "count": count} for (code, path), count in self.requests.items()
                 ],
                 "in_objective": self.in_objective,
+                "missed_ttft": self.missed_ttft,
+                "missed_tpot": self.missed_tpot,
+                "offered_requests": self.offered_requests,
                 "offered_prompt_tokens": self.offered_prompt_tokens,
                 "cached_prompt_tokens": self.cached_prompt_tokens,
                 "generated_tokens": self.generated_tokens,
@@ -182,6 +194,7 @@ class _Exporter(Collector):
         yield _histogram(names.ROUTER_TTFT, "Request read to first content written.", m.ttft)
         yield _histogram(names.ROUTER_TPOT, "(last - first) / (tokens - 1) of an answer.", m.tpot)
         yield _histogram(names.ROUTER_ITL, "Gap between content chunks.", m.itl)
+        yield _counter(names.ROUTER_OFFERED_REQUESTS, "Requests taken.", (), {(): m.offered_requests})
         yield _counter(names.ROUTER_OFFERED_PROMPT_TOKENS, "Prompt tokens of requests taken (estimated until known).",
                        (), {(): m.offered_prompt_tokens})  # fmt: skip
         yield _counter(names.ROUTER_CACHED_PROMPT_TOKENS, "Prompt tokens found in a prefill worker's cache.",

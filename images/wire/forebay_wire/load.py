@@ -30,6 +30,9 @@ class LoadReport(msgspec.Struct, omit_defaults=True, frozen=True):
     resident_decode_tokens: int = 0
     """Context tokens of the requests that decode now."""
 
+    decoding: int = 0
+    """Requests that the last step made a token for."""
+
     free_blocks: int = 0
     total_blocks: int = 0
     block_size: int = 16

@@ -312,3 +312,20 @@ async def test_the_core_process_dies_with_its_server():
         return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
     await until(gone, "the core process is gone", 5)
+
+
+async def test_step_totals_are_those_of_steps_of_one_kind():
+    """What a velocity and a decode slope are fitted to: 50 prompt tokens in one step, then 19 decode steps of one."""
+    async with running("local", perf_model="slow") as core:
+        await collect(core, EngineRequest("alone", PROMPT, GREEDY))
+
+        async def told() -> bool:
+            return core.stats.decode_steps == 19 and core.stats.running == 0
+
+        await until(told, "the last step is in the totals", 10)
+        stats = core.stats
+        assert stats.prompt_step_tokens == len(PROMPT)
+        assert stats.prompt_step_seconds == stats.prefill_busy_seconds >= 0.02
+        assert stats.decode_step_sequences == 19
+        assert stats.decode_step_resident == sum(len(PROMPT) + i for i in range(1, 20))
+        assert stats.decoding == 0

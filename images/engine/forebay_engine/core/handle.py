@@ -33,10 +33,21 @@ class CoreStats(msgspec.Struct, tag=True, frozen=True):
     waiting_pulls: int = 0
     prefill_tokens: int = 0
     prefill_busy_seconds: float = 0.0
+    prompt_step_tokens: int = 0
+    """Of steps that computed prompts only, and their time: what a velocity is made of. A mixed step's length is set by
+    what else is in it."""
+
+    prompt_step_seconds: float = 0.0
     cached_tokens: int = 0
     decode_steps: int = 0
     decode_tokens: int = 0
     decode_busy_seconds: float = 0.0
+    decode_step_sequences: int = 0
+    """Sums over decode steps: batches and the context tokens in them. `decode_tokens` counts mixed steps too."""
+
+    decode_step_resident: int = 0
+    decoding: int = 0
+    """Requests that the last step made a token for; 0 when nothing runs."""
     preemptions: int = 0
     recomputed: int = 0
     leases_expired: int = 0

@@ -88,9 +88,14 @@ class StepLoop:
         self._next_stats = 0.0
         self._prefill_tokens = 0
         self._prefill_busy = 0.0
+        self._prompt_step_tokens = 0
+        self._prompt_step_seconds = 0.0
         self._decode_steps = 0
         self._decode_tokens = 0
         self._decode_busy = 0.0
+        self._decode_step_sequences = 0
+        self._decode_step_resident = 0
+        self._decoding = 0
         self._leases_expired = 0
 
     def start(self) -> None:
@@ -233,10 +238,16 @@ class StepLoop:
         if chunk_tokens:
             self._prefill_tokens += chunk_tokens
             self._prefill_busy += seconds
+            if not single:
+                self._prompt_step_tokens += chunk_tokens
+                self._prompt_step_seconds += seconds
         else:
             self._decode_steps += 1
             self._decode_busy += seconds
+            self._decode_step_sequences += single
+            self._decode_step_resident += sum(step.start + 1 for step in plan.steps)
         self._decode_tokens += single
+        self._decoding = single
 
     def _report(self, now: float) -> None:
         if now < self._next_stats:
@@ -254,10 +265,16 @@ class StepLoop:
             waiting_pulls=scheduler.waiting_pulls,
             prefill_tokens=self._prefill_tokens,
             prefill_busy_seconds=self._prefill_busy,
+            prompt_step_tokens=self._prompt_step_tokens,
+            prompt_step_seconds=self._prompt_step_seconds,
             cached_tokens=scheduler.cached_tokens,
             decode_steps=self._decode_steps,
             decode_tokens=self._decode_tokens,
             decode_busy_seconds=self._decode_busy,
+            decode_step_sequences=self._decode_step_sequences,
+            decode_step_resident=self._decode_step_resident,
+            # A step's requests may have ended with it.
+            decoding=min(self._decoding, scheduler.running),
             preemptions=scheduler.preemptions,
             recomputed=scheduler.recomputed,
             leases_expired=self._leases_expired,

@@ -187,6 +187,7 @@ class WorkerState:
             waiting=stats.waiting,
             queued_prefill_tokens=stats.queued_prefill_tokens,
             resident_decode_tokens=stats.resident_decode_tokens,
+            decoding=stats.decoding,
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks or (info.total_blocks if info is not None else 0),
             block_size=info.block_size if info is not None else settings.block_size,
