@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from forebay_operator.act.actuator import Actuator, all_of
 from forebay_operator.act.apply import Applier, ForeignObject, Owner
 from forebay_operator.act.operation import Operation
-from forebay_operator.act.plan import Plan, plan
 from forebay_operator.act.roles import RoleChange, Targets, role_changes
-from forebay_operator.api.labels import MODEL, POOL, POOLS, Pool
+from forebay_operator.api.labels import MODEL, POOLS, Pool
 from forebay_operator.api.load import SpecError, from_server
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
-from forebay_operator.build.children import OPTIONAL_KINDS, children
+from forebay_operator.build.children import OPTIONAL_KINDS
 from forebay_operator.build.names import token_secret_name
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.events import Event, Recorder, Why, condition_events
-from forebay_operator.goals import HOMES, pool_counts, pool_goals, role_targets, rules
+from forebay_operator.goals import HOMES
 from forebay_operator.kube import (
     CHILDREN,
     MODELS,
@@ -39,6 +38,7 @@ from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.gather import Gathered, Gatherer
 from forebay_operator.observe.types import Observation, Problem, ProblemKind
 from forebay_operator.queue import RetryAfter
+from forebay_operator.turn import Turn, take_turn
 
 log = logging.getLogger(__name__)
 
@@ -65,30 +65,6 @@ class StatusBuilder(Protocol):
     ) -> dict[str, Any]:
         """The new status but `operation` and `memory`. `model` None: the spec could not be read (see the problems)."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One reconcile's fixed facts."""
-
-    raw: Object
-    owner: Owner
-    model: DisaggregatedModel
-    gathered: Gathered
-    counts: Mapping[Pool, int]
-    targets: Targets
-    built: Sequence[Object]
-    """Children, without the counts of the workers' Deployments."""
-
-    plan: Plan
-
-    @property
-    def key(self) -> Key:
-        return (self.owner.namespace, self.owner.name)
-
-    @property
-    def status(self) -> Mapping[str, Any]:
-        return self.raw.get("status") or {}
 
 
 class Reconciler:
@@ -164,7 +140,7 @@ class Reconciler:
             problem = Problem(ProblemKind.INVALID_SPEC, f"{raw['kind']} {namespace}/{name}", text[:1000])
             await self._refuse(raw, gathered, problem, now)
             return self._next_resync()
-        turn = self._plan(raw, owner, model, gathered, now)
+        turn = take_turn(raw, owner, model, gathered, now, self._surroundings)
         recorded = turn.status.get("operation")
         if (None if turn.plan.operation is None else turn.plan.operation.to_status()) != recorded:
             # The record first: a restart after the next write must find out what was under way.
@@ -177,22 +153,7 @@ class Reconciler:
             return turn.plan.again
         return PROBLEM_SECONDS if problems else self._next_resync()
 
-    def _plan(self, raw: Object, owner: Owner, model: DisaggregatedModel, gathered: Gathered, now: datetime) -> _Turn:
-        status = raw.get("status") or {}
-        built = children(model, uid=owner.uid, replicas=dict.fromkeys(POOLS), surroundings=self._surroundings)
-        counts = pool_counts(model, status, gathered.observation)
-        names: dict[Pool, str] = {pool: _worker_deployment(built, pool)["metadata"]["name"] for pool in POOLS}
-        step = plan(
-            gathered.observation,
-            pool_goals(counts, names),
-            Operation.from_status(status.get("operation")),
-            gathered.loads.fenced,
-            rules(model.spec),
-            now,
-        )
-        return _Turn(raw, owner, model, gathered, counts, role_targets(model.spec, status, counts), built, step)
-
-    async def _act(self, turn: _Turn) -> tuple[Problem, ...]:
+    async def _act(self, turn: Turn) -> tuple[Problem, ...]:
         """Everything the plan asks for; what was refused of it."""
         problems = await self._apply_children(turn)
         await self._move_older(turn)
@@ -206,16 +167,11 @@ class Reconciler:
         await all_of(*(self._actuator.release(turn.owner, pods[name]) for name in step.release))
         return problems
 
-    async def _apply_children(self, turn: _Turn) -> tuple[Problem, ...]:
+    async def _apply_children(self, turn: Turn) -> tuple[Problem, ...]:
         problems: list[Problem] = []
         model, owner, step = turn.model, turn.owner, turn.plan
         await self._attempt(problems, "Secret", self._actuator.ensure_token(model, owner))
-        wanted: list[Object] = []
-        for child in turn.built:
-            count = step.replicas.get(child["metadata"]["name"]) if child["kind"] == "Deployment" else None
-            if count is not None:
-                child = {**child, "spec": {"replicas": count, **child["spec"]}}
-            wanted.append(child)
+        wanted = turn.children()
         live = turn.gathered.deployments
         for deployment in live.values():
             self._applier.cache.seen(deployment)
@@ -227,7 +183,7 @@ class Reconciler:
         await self._prune(turn.key, owner, wanted)
         return tuple(problems)
 
-    async def _apply(self, turn: _Turn, child: Object, locked: str | None) -> None:
+    async def _apply(self, turn: Turn, child: Object, locked: str | None) -> None:
         applied = await self._applier.apply(child, turn.owner, locked=locked)
         self._metrics.applied(child["kind"], applied.result)
         if applied.taken_from:
@@ -273,7 +229,7 @@ class Reconciler:
                     await self._applier.remove(obj, owner)
         self._pruned[key] = names
 
-    async def _move_older(self, turn: _Turn) -> None:
+    async def _move_older(self, turn: Turn) -> None:
         """Counts of older revisions' Deployments, and the end of those that are empty."""
         live = turn.gathered.deployments
         current = self._children[turn.key]
@@ -283,12 +239,12 @@ class Reconciler:
         for name in turn.plan.remove:
             await self._applier.remove(live[name], turn.owner)
 
-    async def _set_roles(self, turn: _Turn) -> None:
+    async def _set_roles(self, turn: Turn) -> None:
         switching = turn.model.spec.scaling.role_switching == "Enabled"
         changes = role_changes(turn.gathered.observation, turn.targets, switching=switching)
         await all_of(*(self._set_role(turn, change) for change in changes))
 
-    async def _set_role(self, turn: _Turn, change: RoleChange) -> None:
+    async def _set_role(self, turn: Turn, change: RoleChange) -> None:
         if await self._actuator.set_role(turn.owner.namespace, change):
             self._metrics.role_changed(change.role)
             if change.was is not None:
@@ -297,7 +253,7 @@ class Reconciler:
 
     # Status
 
-    async def _write_status(self, turn: _Turn, now: datetime) -> None:
+    async def _write_status(self, turn: Turn, now: datetime) -> None:
         seen = turn.gathered.observation
         observation = replace(seen, problems=(*self._problems.get(turn.key, ()), *seen.problems))
         status = self._build_status(
@@ -384,9 +340,3 @@ class Reconciler:
 
     def _next_resync(self) -> float:
         return self._resync * self._rng.uniform(0.8, 1.2)
-
-
-def _worker_deployment(built: Sequence[Object], pool: Pool) -> Object:
-    return next(
-        child for child in built if child["kind"] == "Deployment" and child["metadata"]["labels"].get(POOL) == pool
-    )
