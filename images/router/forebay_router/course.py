@@ -48,7 +48,7 @@ class Course:
     def __init__(self, ctx: Context, call: ClientCall, tokens: int, turn: int) -> None:
         """`tokens`: prompt and answer, estimated."""
         self._ctx = ctx
-        self._call = call
+        self.call = call
         self._tokens = tokens
         self._turn = turn
         self.delivered = Delivered(call.several)
@@ -103,12 +103,12 @@ class Course:
                 return picked
         # A busy decode pool is no reason to decode on the prefill pool, unless the client can be told no more.
         mixed = self._ctx.settings.both_phases and (started or not self._decode_busy)
-        return choice.pick_any(candidates, self._tokens, self._turn, excluded, mixed=mixed or not self._call.split)
+        return choice.pick_any(candidates, self._tokens, self._turn, excluded, mixed=mixed or not self.call.split)
 
     @property
     def whole(self) -> bool:
         """The client has everything but [DONE]: a worker died between the two."""
-        return self.delivered.whole(usage_asked=self._call.asks_usage())
+        return self.delivered.whole(usage_asked=self.call.asks_usage())
 
     def _can_pull(self) -> bool:
         """Whether a decode leg still gives what the client lacks: no token of a decode worker is out."""
@@ -116,7 +116,7 @@ class Course:
 
     def leg_for(self, worker: Worker) -> Leg | None:
         """None: what is out can be gone on with by no worker."""
-        call, delivered, settings = self._call, self.delivered, self._ctx.settings
+        call, delivered, settings = self.call, self.delivered, self._ctx.settings
         report = worker.report
         if self.handoff is not None and self._can_pull() and report and report.compat_hash == self.compat_hash:
             body = call.decode(self.handoff.raw)

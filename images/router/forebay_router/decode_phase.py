@@ -1,0 +1,180 @@
+"""The decode phase of one request: leg after leg until the answer is whole (R2-R4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay_router.attempts import may_retry
+from forebay_router.choice import Key
+from forebay_router.course import Leg
+from forebay_router.phases import Parts
+from forebay_router.relay import Relay
+from forebay_router.upstream import Reply, WorkerFailed, WorkerStream
+from forebay_router.watchdog import Guard
+from forebay_router.workers import Worker
+
+
+class DecodePhase:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def run(self, target: Worker | None) -> None:
+        """`target`: the worker that keeps the slot, when one does."""
+        if self._parts.call.stream:
+            await self._stream(target)
+        else:
+            await self._whole(target)
+
+    # Streamed
+
+    async def _stream(self, target: Worker | None) -> None:
+        handoff = self._parts.course.handoff
+        if target is not None and handoff is not None and handoff.delta is not None:
+            await self._parts.answer.begin(target, handoff)
+        while True:
+            if self._parts.course.whole:
+                await self._parts.answer.end_stream()
+                return
+            if target is None:
+                target = await self._next()
+            leg = await self._prepare(target) if target else None
+            if target is None or leg is None:
+                await self._parts.answer.give_up()
+                return
+            if await self._stream_leg(target, target.key, leg):
+                return
+            target = None
+
+    async def _stream_leg(self, worker: Worker, key: Key, leg: Leg) -> bool:
+        """One leg; True when the answer is whole."""
+        parts = self._parts
+        ctx, course, answer = parts.ctx, parts.course, parts.answer
+        relay = Relay(course.delivered, leg.skip)
+        ticket = worker.send(ctx.clock(), decode_tokens=parts.tokens)
+        upstream: WorkerStream | None = None
+        try:
+            async with ctx.watchdog.watch(worker, leg.first_byte) as guard:
+                upstream = await ctx.client.open(worker, leg.path, leg.body, parts.headers)
+                if upstream.status != 200:
+                    body = await upstream.read_all(ctx.settings.max_reply)
+                    return await self._refused(worker, key, leg, Reply(upstream.status, upstream.headers, body))
+                self._runs(worker, leg)
+                if not answer.started and course.handoff is not None and course.handoff.delta is not None:
+                    await answer.begin(worker, course.handoff)
+                await self._pump(upstream, relay, guard)
+            self._pulled(leg)
+            await answer.end_stream()
+            await upstream.finish()
+            return True
+        except WorkerFailed as error:
+            if upstream is not None:
+                upstream.abort()
+            worker.withdraw(ticket)
+            ctx.failed(error)
+            parts.attempts.lost(worker, key, leg.name, error.reason)
+            return False
+        except BaseException:
+            if upstream is not None:
+                upstream.abort()
+            raise
+
+    async def _pump(self, upstream: WorkerStream, relay: Relay, guard: Guard) -> None:
+        """Relay until [DONE]. Raises WorkerFailed when the stream breaks, stalls, errs or ends without it."""
+        parts = self._parts
+        ctx, account, delivered = parts.ctx, parts.account, parts.course.delivered
+        while True:
+            data = await upstream.read()
+            guard.alive(ctx.clock())
+            guard.limit = ctx.settings.stall_timeout
+            if not data:
+                raise WorkerFailed(upstream.worker, "truncated", "the stream ended without [DONE]")
+            events, ids = delivered.events, len(delivered.ids)
+            out = relay.feed(data)
+            parts.course.late_events += delivered.events - events
+            parts.course.late_ids += len(delivered.ids) - ids
+            if out:
+                if not parts.answer.started:
+                    await parts.answer.start(account.prefill_name or upstream.worker.name, upstream.worker.name)
+                guard.paused = True
+                await parts.answer.write(out)
+                guard.paused = False
+                guard.alive(ctx.clock())
+                account.wrote(relay.content_events, delivered)
+            if relay.error is not None:
+                raise WorkerFailed(upstream.worker, "error_event", relay.error)
+            if relay.done:
+                return
+
+    # Whole
+
+    async def _whole(self, target: Worker | None) -> None:
+        """As `_stream`, for an answer in one body: nothing is out before its end, so a lost leg is simply run again."""
+        parts = self._parts
+        ctx = parts.ctx
+        while True:
+            if target is None:
+                target = await self._next()
+            leg = await self._prepare(target) if target else None
+            if target is None or leg is None:
+                await parts.answer.give_up()
+                return
+            worker, key, target = target, target.key, None
+            ticket = worker.send(ctx.clock(), decode_tokens=parts.tokens)
+            try:
+                async with ctx.watchdog.watch(worker, ctx.settings.request_timeout):
+                    reply = await ctx.client.post(
+                        worker, leg.path, leg.body, parts.headers, limit=ctx.settings.max_reply
+                    )
+            except WorkerFailed as error:
+                worker.withdraw(ticket)
+                ctx.failed(error)
+                parts.attempts.lost(worker, key, leg.name, error.reason)
+                continue
+            if reply.status != 200:
+                if await self._refused(worker, key, leg, reply):
+                    return
+                continue
+            self._runs(worker, leg)
+            self._pulled(leg)
+            parts.answer.note_usage(reply)
+            await parts.answer.pass_on(reply, worker)
+            return
+
+    # Legs
+
+    async def _next(self) -> Worker | None:
+        parts = self._parts
+        worker = await parts.course.next_worker(lambda: parts.answer.started)
+        if worker is not None and worker.role != "decode" and parts.call.split:
+            parts.account.degraded("no_decode")
+        return worker
+
+    async def _prepare(self, worker: Worker) -> Leg | None:
+        """The leg for this worker, once nothing the worker holds for us stands in its way."""
+        parts = self._parts
+        leg = parts.course.leg_for(worker)
+        if leg is None or leg.name == "decode":
+            if not parts.reservation.used(worker) and leg is not None:
+                # Without a slot it may have to queue there first.
+                leg = replace(leg, first_byte=parts.ctx.settings.prefill_timeout)
+            return leg
+        await parts.reservation.drop()
+        await parts.attempts.end_lease(worker)
+        return leg
+
+    async def _refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply) -> bool:
+        """A leg answered with an error; True when that is the client's answer."""
+        if leg.name == "plain" and not may_retry(reply.status) and not self._parts.answer.started:
+            await self._parts.answer.pass_on(reply, worker)
+            return True
+        self._parts.attempts.turned_down(worker, key, leg.name, reply)
+        return False
+
+    def _runs(self, worker: Worker, leg: Leg) -> None:
+        self._parts.account.last_worker = worker.name
+        if leg.name == "plain":
+            self._parts.account.prefill_name = worker.name
+
+    def _pulled(self, leg: Leg) -> None:
+        if leg.name == "decode":
+            self._parts.attempts.lease_at = None
