@@ -91,6 +91,10 @@ def missing(*names: str) -> list[str]:
     return absent
 
 
+def go_environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
+
+
 def build(*names: str) -> None:
     """Make what is missing: 8 minutes of two cores for all of it, 30 s with a warm build cache. Raises Unbuildable."""
     todo = missing(*names)
@@ -99,7 +103,6 @@ def build(*names: str) -> None:
     if shutil.which("go") is None:
         raise Unbuildable("go is not installed; install Go 1.26 or newer, or give a KUBECONFIG of a cluster to use")
     bin_dir().mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
     for module, programs in PROGRAMS.items():
         for name, package in programs.items():
             if name not in todo:
@@ -107,7 +110,7 @@ def build(*names: str) -> None:
             started, out = time.monotonic(), bin_dir() / name
             command = ["go", "build", "-trimpath", "-ldflags", _ldflags(module), "-o", str(out), package]
             result = subprocess.run(
-                command, cwd=HERE / module, env=env, capture_output=True, text=True, timeout=BUILD_SECONDS
+                command, cwd=HERE / module, env=go_environment(), capture_output=True, text=True, timeout=BUILD_SECONDS
             )
             if result.returncode:
                 raise Unbuildable(f"building {name} failed:\n{result.stderr[-2000:]}")
