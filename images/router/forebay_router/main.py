@@ -24,6 +24,7 @@ from forebay_router.pods import CREDENTIALS, ApiFailed, ApiServer, PodDiscovery
 from forebay_router.server import Listener
 from forebay_router.settings import RouterSettings
 from forebay_wire import VERSION
+from forebay_wire.secret import BadSecretFile, read_token
 
 log = logging.getLogger("forebay_router")
 
@@ -46,7 +47,7 @@ def _port(text: str) -> int:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
-    """Settings from the command line. Exits with 2 and one line on a bad one; raises trust.BadSecretFile."""
+    """Settings from the command line. Exits with 2 and one line on a bad one; raises BadSecretFile."""
     parser = argparse.ArgumentParser(
         prog="forebay-router",
         description="The front door of one model: an OpenAI API over prefill and decode workers.",
@@ -86,7 +87,7 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
         kubernetes_model=args.kubernetes_model,
         kubernetes_api=args.kubernetes_api,
         kubernetes_credentials=args.kubernetes_credentials,
-        token=trust.load_token(args.token_file) if args.token_file else None,
+        token=read_token(args.token_file) if args.token_file else None,
         served_name=args.served_name,
         both_phases=args.fallback == "both-phases",
         api_keys=trust.load_api_keys(args.api_keys_file) if args.api_keys_file else (),
@@ -151,7 +152,7 @@ def _raise_file_limit() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     try:
         settings = parse_args(argv)
-    except trust.BadSecretFile as error:
+    except BadSecretFile as error:
         sys.exit(_fail(str(error)))
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr

@@ -24,6 +24,7 @@ import aiohttp
 from forebay_router.discovery import MAX_WORKERS, ROLES, Roles, View
 from forebay_wire import labels
 from forebay_wire.discovery import WorkerEntry
+from forebay_wire.urls import host_port
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class ApiServer:
             raise ApiFailed(
                 "KUBERNETES_SERVICE_HOST is not set: this is no pod; give --workers-file instead of --kubernetes-model"
             )
-        return ApiServer(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", credentials)
+        return ApiServer(f"https://{host_port(host, port)}", credentials)
 
     def headers(self) -> dict[str, str]:
         """Read anew each time: the kubelet replaces the token before it expires."""

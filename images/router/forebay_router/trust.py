@@ -8,33 +8,16 @@ import re
 import uuid
 from pathlib import Path
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+from forebay_wire import headers
+from forebay_wire.secret import BadSecretFile, read_file
+
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,256})?")
 _MAX_KEYS = 10_000
 
 
-class BadSecretFile(ValueError):
-    """A token or key file that cannot be used; the text names the file and the remedy, never its content."""
-
-
-def _read(path: Path, what: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadSecretFile(f"cannot read the {what} file {path}: {error.strerror}") from error
-
-
-def load_token(path: Path) -> bytes:
-    """The per-model secret, without surrounding white space."""
-    token = _read(path, "token").strip()
-    if not token or not token.isascii() or b"\n" in token:
-        raise BadSecretFile(f"the token file {path} must hold one line of ASCII")
-    return token
-
-
 def load_api_keys(path: Path) -> tuple[bytes, ...]:
     """One key a line; blank lines and lines that begin with # are left out."""
-    lines = [line.strip() for line in _read(path, "API key").splitlines()]
+    lines = [line.strip() for line in read_file(path, "API key").splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith(b"#"))
     if not keys:
         raise BadSecretFile(f"the API key file {path} holds no key; leave --api-keys-file out to serve without keys")
@@ -52,17 +35,16 @@ class ApiKeys:
     def allows(self, authorization: str | None) -> bool:
         if not self._digests:
             return True
-        scheme, _, key = (authorization or "").partition(" ")
-        offered = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        offered = hashlib.sha256(headers.bearer(authorization) or b"").digest()
         found = False
         for digest in self._digests:
             found |= hmac.compare_digest(digest, offered)
-        return found and scheme.lower() == "bearer"
+        return found
 
 
 def request_id(offered: str | None) -> str:
     """The client's id where it is harmless in headers, logs and file names; else a fresh one."""
-    if offered is not None and _REQUEST_ID.fullmatch(offered):
+    if offered is not None and headers.is_request_id(offered):
         return offered
     return uuid.uuid4().hex
 

@@ -1,4 +1,8 @@
-"""HTTP header names used between client, router and workers (lower case, as aiohttp compares them)."""
+"""HTTP headers used between client, router and workers: names (lower case, as aiohttp compares them) and values."""
+
+from __future__ import annotations
+
+import re
 
 REQUEST_ID = "x-request-id"
 """Kept from client to worker and back; the router makes one when the client sent none."""
@@ -20,3 +24,17 @@ TRACEPARENT = "traceparent"
 
 AUTHORIZATION = "authorization"
 RETRY_AFTER = "retry-after"
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REQUEST_ID_RULE = "1 to 128 letters, digits or . _ : -"
+
+
+def is_request_id(text: str) -> bool:
+    """Whether an id is harmless in headers, logs and file names."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+def bearer(authorization: str | None) -> bytes | None:
+    """The token of an Authorization header; None when it holds no bearer."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else None

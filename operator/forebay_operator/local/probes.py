@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from forebay_wire.urls import host_port
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -75,7 +77,7 @@ async def http_get(session: aiohttp.ClientSession, host: str, probe: Probe) -> R
     """200 to 399 within the probe's timeout is success."""
     try:
         async with session.get(
-            f"http://{url_host(host)}:{probe.port}{probe.path}",
+            f"http://{host_port(host, probe.port)}{probe.path}",
             timeout=aiohttp.ClientTimeout(total=probe.timeout),
             allow_redirects=False,
         ) as response:
@@ -84,8 +86,3 @@ async def http_get(session: aiohttp.ClientSession, host: str, probe: Probe) -> R
         return Result(False, f"no answer within {probe.timeout:g} s", {})
     except aiohttp.ClientError as error:
         return Result(False, str(error) or type(error).__name__, {})
-
-
-def url_host(host: str) -> str:
-    """An IPv6 address goes in brackets."""
-    return f"[{host}]" if ":" in host else host

@@ -19,13 +19,13 @@ from forebay_operator.local.backoff import Backoff
 from forebay_operator.local.containers import Container
 from forebay_operator.local.errors import LocalError
 from forebay_operator.local.load import RouterLoad, parse_report, parse_router_load
-from forebay_operator.local.probes import url_host
 from forebay_operator.local.process import Runner
 from forebay_operator.local.state import StateFolder
 from forebay_operator.local.status import ContainerStatus, UpStatus
 from forebay_wire.discovery import WorkerEntry, WorkersFile
 from forebay_wire.load import LoadReport
 from forebay_wire.paths import LOAD
+from forebay_wire.urls import host_port
 
 POLL_SECONDS = 1.0
 LOAD_TIMEOUT_SECONDS = 2.0
@@ -146,7 +146,7 @@ class Supervisor:
             name=self.state.name,
             model=self.model.metadata.name,
             served_name=self.model.spec.model.served_name,
-            endpoint=f"http://{url_host(router.host)}:{router.port}/v1",
+            endpoint=f"http://{host_port(router.host, router.port)}/v1",
             phase="Draining" if self._draining else running,
             ready=ready and not self._draining,
             ratio=f"{in_roles.count('prefill')}:{in_roles.count('decode')}",
@@ -179,7 +179,7 @@ class Supervisor:
     async def _poll(self, session: aiohttp.ClientSession) -> None:
         """Reads the router's /load. While the router is away, the workers' own reports (from probes) have to do."""
         router = self._router()
-        url = f"http://{url_host(router.host)}:{router.port}{LOAD}"
+        url = f"http://{host_port(router.host, router.port)}{LOAD}"
         while True:
             try:
                 async with session.get(

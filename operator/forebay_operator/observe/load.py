@@ -16,6 +16,7 @@ from forebay_operator.observe.types import LatencyView
 from forebay_wire import headers, paths
 from forebay_wire.load import LoadReport
 from forebay_wire.messages import DrainRequest, DrainResponse
+from forebay_wire.urls import host_port
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +145,17 @@ class HttpWorkers:
     async def _call(self, method: str, address: str, path: str, token: str = "", body: bytes | None = None) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=False)
-        host = f"[{address}]" if ":" in address else address
         sent = {headers.AUTHORIZATION: f"Bearer {token}"} if token else {}
         if body is not None:
             sent["content-type"] = "application/json"
         timeout = aiohttp.ClientTimeout(total=DEADLINE_SECONDS)
         async with self._session.request(
-            method, f"http://{host}:{HTTP}{path}", headers=sent, data=body, timeout=timeout, allow_redirects=False
+            method,
+            f"http://{host_port(address, HTTP)}{path}",
+            headers=sent,
+            data=body,
+            timeout=timeout,
+            allow_redirects=False,
         ) as response:
             raw = await response.content.read(MAX_BYTES + 1)
             while len(raw) <= MAX_BYTES and not response.content.at_eof():

@@ -15,21 +15,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from forebay_engine.core.ipc import (
-    Call,
-    Close,
-    Died,
-    Events,
-    FromCore,
-    Reply,
-    Started,
-    StartFailed,
-    ToCore,
-    decoder,
-    frame,
-    parse_settings,
-    read_frame,
-)
+from forebay_engine.core import ipc
 from forebay_engine.core.local import LocalCore
 from forebay_engine.core.parts import make_parts
 from forebay_engine.core.processes import die_with_parent, exit_now
@@ -58,13 +44,13 @@ class Child:
             "release": lambda body: core.release(msgspec.msgpack.decode(body, type=str)),
         }
 
-    def send(self, message: FromCore) -> None:
+    def send(self, message: ipc.FromCore) -> None:
         if self._writer.transport.get_write_buffer_size() > WRITE_BUFFER_LIMIT:
             log.error("the server process does not read; ending")
             exit_now(1)
-        self._writer.write(frame(message))
+        self._writer.write(ipc.frame(message))
 
-    def handle(self, message: ToCore) -> bool:
+    def handle(self, message: ipc.ToCore) -> bool:
         """False ends the process."""
         match message:
             case EngineRequest():
@@ -76,18 +62,18 @@ class Child:
                 self._core.leave(request_id, receipt)
             case SetDraining(draining=draining):
                 self._core.set_draining(draining)
-            case Call():
+            case ipc.Call():
                 self._spawn(self._call(message))
-            case Close():
+            case ipc.Close():
                 return False
         return True
 
-    async def _call(self, call: Call) -> None:
+    async def _call(self, call: ipc.Call) -> None:
         try:
             result = await self._calls[call.method](call.body)
-            self.send(Reply(call.id, msgspec.msgpack.encode(result)))
+            self.send(ipc.Reply(call.id, msgspec.msgpack.encode(result)))
         except Exception as error:
-            self.send(Reply(call.id, error=f"{type(error).__name__}: {error}"))
+            self.send(ipc.Reply(call.id, error=f"{type(error).__name__}: {error}"))
 
     def _submit(self, request: EngineRequest) -> None:
         task = self._submitting[request.request_id] = self._spawn(self._core.submit(request))
@@ -107,10 +93,10 @@ class Child:
 
 async def run(fd: int) -> int:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    first = await read_frame(reader)
+    first = await ipc.read_frame(reader)
     if first is None:
         return 1
-    settings = parse_settings(first)
+    settings = ipc.parse_settings(first)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s core %(name)s %(message)s")
     core = LocalCore(lambda: make_parts(settings))
     child = Child(core, writer)
@@ -118,14 +104,14 @@ async def run(fd: int) -> int:
         info = await core.start()
     except Exception as error:
         log.debug("start failed", exc_info=True)
-        child.send(StartFailed(type(error).__name__, str(error)))
+        child.send(ipc.StartFailed(type(error).__name__, str(error)))
         await writer.drain()
         return 1
-    core.redirect(lambda events: child.send(Events(events)))
-    core.notify(child.send, lambda death: child.send(Died(str(death))))
-    child.send(Started(info))
-    decode = decoder(ToCore)
-    while (body := await read_frame(reader)) is not None:
+    core.redirect(lambda events: child.send(ipc.Events(events)))
+    core.notify(child.send, lambda death: child.send(ipc.Died(str(death))))
+    child.send(ipc.Started(info))
+    decode = ipc.decoder(ipc.ToCore)
+    while (body := await ipc.read_frame(reader)) is not None:
         if not child.handle(decode.decode(body)):
             break
     await core.close()

@@ -13,22 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from forebay_engine.core import ipc
 from forebay_engine.core.handle import CoreDied, CoreInfo, CoreStats
-from forebay_engine.core.ipc import (
-    Call,
-    Close,
-    Died,
-    Events,
-    FromCore,
-    Reply,
-    Started,
-    StartFailed,
-    ToCore,
-    decoder,
-    frame,
-    frame_settings,
-    read_frame,
-)
 from forebay_engine.core.streams import Event, RequestStreams
 from forebay_engine.errors import ModelError
 from forebay_engine.settings import WorkerSettings
@@ -80,7 +66,7 @@ class ProcessCore:
         )
         theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(frame_settings(self._settings))
+        self._writer.write(ipc.frame_settings(self._settings))
         self._started = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(reader))
         return await self._started
@@ -89,7 +75,7 @@ class ProcessCore:
         if self._started is None:
             return
         if self._dead is None:
-            self._send(Close())
+            self._send(ipc.Close())
         try:
             await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
         except TimeoutError:
@@ -147,13 +133,13 @@ class ProcessCore:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
         try:
-            self._send(Call(call_id, method, msgspec.msgpack.encode(body)))
+            self._send(ipc.Call(call_id, method, msgspec.msgpack.encode(body)))
             return msgspec.msgpack.decode(await asyncio.wait_for(answer, seconds), type=result)
         finally:
             del self._calls[call_id]
 
-    def _send(self, message: ToCore) -> None:
-        self._writer.write(frame(message))
+    def _send(self, message: ipc.ToCore) -> None:
+        self._writer.write(ipc.frame(message))
 
     def _check(self) -> None:
         if self._dead is not None:
@@ -162,9 +148,9 @@ class ProcessCore:
             raise CoreDied("the engine core has not started yet")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        decode = decoder(FromCore)
+        decode = ipc.decoder(ipc.FromCore)
         try:
-            while (body := await read_frame(reader)) is not None:
+            while (body := await ipc.read_frame(reader)) is not None:
                 self._take(decode.decode(body))
             code = await self._process.wait()
             self._die(CoreDied(f"the engine's core process ended with code {code}"))
@@ -172,27 +158,27 @@ class ProcessCore:
             log.exception("reading from the core failed")
             self._die(CoreDied(f"reading from the engine's core failed: {error}"))
 
-    def _take(self, message: FromCore) -> None:
+    def _take(self, message: ipc.FromCore) -> None:
         started = self._started
         match message:
-            case Events(events=events):
+            case ipc.Events(events=events):
                 self._streams.deliver(events)
             case CoreStats():
                 self._stats = message
-            case Reply(id=call_id, body=body, error=error):
+            case ipc.Reply(id=call_id, body=body, error=error):
                 answer = self._calls.get(call_id)
                 if answer is not None and not answer.done():
                     if error is None:
                         answer.set_result(body)
                     else:
                         answer.set_exception(RuntimeError(f"engine core: {error}"))
-            case Started(info=info):
+            case ipc.Started(info=info):
                 if started is not None and not started.done():  # whoever waited may have been told to stop
                     started.set_result(info)
-            case StartFailed(kind=kind, message=text):
+            case ipc.StartFailed(kind=kind, message=text):
                 if started is not None and not started.done():
                     started.set_exception(ModelError(text) if kind == "ModelError" else RuntimeError(f"{kind}: {text}"))
-            case Died(message=text):
+            case ipc.Died(message=text):
                 self._die(CoreDied(text))
 
     def _die(self, error: CoreDied) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -29,7 +28,6 @@ STATE: web.AppKey[WorkerState] = web.AppKey("state", WorkerState)
 GUARD: web.AppKey[Guard] = web.AppKey("guard", Guard)
 ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -111,10 +109,10 @@ def _accept_id(request: web.Request) -> str:
     offered = request.headers.get(headers.REQUEST_ID)
     if offered is None:
         return uuid.uuid4().hex
-    if not _REQUEST_ID.fullmatch(offered):
+    if not headers.is_request_id(offered):
         raise ApiError(
             400,
-            f"{headers.REQUEST_ID}: 1 to 128 letters, digits or . _ : - are allowed, got {len(offered)} characters",
+            f"{headers.REQUEST_ID}: {headers.REQUEST_ID_RULE} are allowed, got {len(offered)} characters",
             param=headers.REQUEST_ID,
         )
     return offered

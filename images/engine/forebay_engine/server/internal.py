@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 
+from forebay_engine.core.handle import CoreHandle
 from forebay_engine.server.http import STATE, json_response, read_message, router_of, write
 from forebay_engine.server.state import WorkerState
 from forebay_wire import headers, paths
@@ -29,6 +31,7 @@ CALL_SECONDS = 10.0
 
 _encode = msgspec.json.Encoder().encode
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 def _authorized(request: web.Request) -> WorkerState:
@@ -43,32 +46,23 @@ def _loaded(request: web.Request) -> WorkerState:
     return state
 
 
+def _call(kind: type[_Message], ask: Callable[[CoreHandle, _Message], Awaitable[msgspec.Struct | None]]) -> _Handler:
+    """An endpoint that hands its message to the loaded core; the answer is the core's, or {} where it has none."""
+
+    async def handler(request: web.Request) -> web.Response:
+        state = _loaded(request)
+        message = await read_message(request, kind)
+        async with asyncio.timeout(CALL_SECONDS):
+            answer = await ask(state.core, message)
+        return json_response(b"{}" if answer is None else _encode(answer))
+
+    return handler
+
+
 async def handshake(request: web.Request) -> web.Response:
     state = _loaded(request)
     async with asyncio.timeout(CALL_SECONDS):
         return json_response(_encode(await state.core.handshake()))
-
-
-async def heartbeat(request: web.Request) -> web.Response:
-    state = _loaded(request)
-    message = await read_message(request, HeartbeatRequest)
-    async with asyncio.timeout(CALL_SECONDS):
-        return json_response(_encode(await state.core.heartbeat(message.leases)))
-
-
-async def complete(request: web.Request) -> web.Response:
-    state = _loaded(request)
-    lease = await read_message(request, LeaseRef)
-    async with asyncio.timeout(CALL_SECONDS):
-        return json_response(_encode(await state.core.complete(lease)))
-
-
-async def cancel(request: web.Request) -> web.Response:
-    state = _loaded(request)
-    message = await read_message(request, CancelRequest)
-    async with asyncio.timeout(CALL_SECONDS):
-        await state.core.cancel(message.request_id)
-    return json_response(b"{}")
 
 
 async def progress(request: web.Request) -> web.Response:
@@ -89,14 +83,6 @@ async def reserve(request: web.Request) -> web.Response:
         return json_response(_encode(await state.core.reserve(message)))
 
 
-async def release(request: web.Request) -> web.Response:
-    state = _loaded(request)
-    message = await read_message(request, CancelRequest)
-    async with asyncio.timeout(CALL_SECONDS):
-        await state.core.release(message.request_id)
-    return json_response(b"{}")
-
-
 async def drain(request: web.Request) -> web.Response:
     """POST /drain: stop (or take up again) serving new requests; what runs is finished."""
     state = _authorized(request)
@@ -112,8 +98,10 @@ async def load(request: web.Request) -> web.StreamResponse:
     router = router_of(request)
     response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/x-ndjson", hdrs.CACHE_CONTROL: "no-cache"})
     await response.prepare(request)
+    cursor = 0
     while not state.closing.is_set():
-        await write(request, response, _encode(state.load_report(router)) + b"\n")
+        line, cursor = state.load_line(router, cursor)
+        await write(request, response, line + b"\n")
         await asyncio.sleep(PUSH_INTERVAL_SECONDS)
     await response.write_eof()
     return response
@@ -121,12 +109,12 @@ async def load(request: web.Request) -> web.StreamResponse:
 
 ROUTES: tuple[tuple[str, str, _Handler], ...] = (
     ("GET", paths.HANDSHAKE, handshake),
-    ("POST", paths.LEASE_HEARTBEAT, heartbeat),
-    ("POST", paths.LEASE_COMPLETE, complete),
-    ("POST", paths.LEASE_CANCEL, cancel),
+    ("POST", paths.LEASE_HEARTBEAT, _call(HeartbeatRequest, lambda core, message: core.heartbeat(message.leases))),
+    ("POST", paths.LEASE_COMPLETE, _call(LeaseRef, lambda core, lease: core.complete(lease))),
+    ("POST", paths.LEASE_CANCEL, _call(CancelRequest, lambda core, message: core.cancel(message.request_id))),
     ("POST", paths.LEASE_PROGRESS, progress),
     ("POST", paths.RESERVE, reserve),
-    ("POST", paths.RELEASE, release),
+    ("POST", paths.RELEASE, _call(CancelRequest, lambda core, message: core.release(message.request_id))),
     ("POST", paths.DRAIN, drain),
     ("GET", paths.LOAD_STREAM, load),
 )

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import sys
-from pathlib import Path
 
 from forebay_engine.core.handle import CoreDied, CoreHandle
 from forebay_engine.errors import ModelError
@@ -17,6 +16,7 @@ from forebay_engine.server.state import WorkerState
 from forebay_engine.settings import WorkerSettings
 from forebay_engine.text.simulated import SimulatedTokenizer
 from forebay_engine.text.tokenizer import FolderTokenizer, Tokenizer
+from forebay_wire.secret import BadSecretFile, read_token
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +48,6 @@ class CannotServe(Exception):
     """What a person must mend before this worker can run: shown as one line, exit code 2."""
 
 
-def read_secret(path: Path | None) -> bytes | None:
-    """The token file's content without surrounding white space. Raises CannotServe."""
-    if path is None:
-        return None
-    try:
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        raise CannotServe(f"cannot read the token file {path}: {error.strerror}; check --token-file") from error
-    if not secret or not secret.isascii() or len(secret.split()) != 1:
-        raise CannotServe(f"the token file {path} must hold one line of ASCII without blanks")
-    return secret
-
-
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
     """Raises ModelError."""
     if settings.model_dir is not None:
@@ -79,10 +66,10 @@ async def serve(
     SIGTERM and SIGINT drain: new requests are refused, running ones finish and leased KV is waited for, up to the drain
     timeout. A second signal ends at once.
     """
-    secret = read_secret(settings.token_file)
     try:
+        secret = read_token(settings.token_file) if settings.token_file is not None else None
         tokenizer = make_tokenizer(settings)
-    except ModelError as error:
+    except (BadSecretFile, ModelError) as error:
         raise CannotServe(str(error)) from error
     state = WorkerState(settings, core, tokenizer, secret)
     listener = Listener(build_app(state, limits))

@@ -18,6 +18,7 @@ from forebay_wire.messages import (
     ProgressRequest,
     ProgressResponse,
 )
+from forebay_wire.urls import host_port
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """A handshake is the largest: NIXL's metadata, 45 bytes a registered region."""
@@ -64,7 +65,7 @@ class PeerClient:
         self, method: str, host: str, port: int, path: str, body: msgspec.Struct | None, answer: type[T], timeout: float
     ) -> T:
         """Raises PeerError by `timeout` seconds at latest."""
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = host_port(host, port)
         if timeout <= 0:
             raise PeerError(f"{method} {path} at {where}: no time left", reason="peer_timeout")
         if self._session is None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from forebay_engine.transfer.base import TransferError, check_blocks
 from forebay_wire.messages import Handshake
+from forebay_wire.urls import host_port, split_host_port
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +190,7 @@ class SimulatedTransport:
         self._closed = threading.Event()
 
     def agent(self) -> bytes:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._server.port}".encode()
+        return host_port(self._host, self._server.port).encode()
 
     def knows(self, engine_id: str) -> bool:
         return engine_id in self._peers
@@ -208,16 +208,17 @@ class SimulatedTransport:
                 f"this one's have {self._block_bytes}: only equal blocks can be read",
                 reason="refused",
             )
-        host, _, port = handshake.agent.decode("ascii", "replace").rpartition(":")
-        if not host or not port.isdigit():
+        try:
+            host, port = split_host_port(handshake.agent.decode("ascii", "replace"))
+        except ValueError as error:
             raise TransferError(
                 f"engine {handshake.engine_id} does not speak the simulated transport; both sides must use the same",
                 reason="refused",
-            )
+            ) from error
         with self._lock:
             if handshake.engine_id in self._peers:
                 return
-        peer = _Peer(host.strip("[]"), int(port), handshake.num_blocks)
+        peer = _Peer(host, port, handshake.num_blocks)
         sock = self._connect(peer, self._clock() + self._connect_timeout)
         with self._lock:
             peer = self._peers.setdefault(handshake.engine_id, peer)
