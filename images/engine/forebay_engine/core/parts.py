@@ -87,8 +87,11 @@ def simulated_parts(settings: WorkerSettings) -> CoreParts:
 
 
 def _fingerprint(model_dir: Path) -> str:
-    """Tells models apart that share a name: two checkpoints differ in their config or in their weights' sizes."""
+    """Tells models apart that share a name: checkpoints differ in their configs or in their weights' sizes."""
     digest = hashlib.blake2b((model_dir / "config.json").read_bytes(), digest_size=8)
+    generation = model_dir / "generation_config.json"
+    # Sampling defaults too: a stream must not change its temperature where it goes on.
+    digest.update(generation.read_bytes() if generation.exists() else b"")
     for shard in sorted(model_dir.glob("*.safetensors")):
         digest.update(f"{shard.name} {shard.stat().st_size}".encode())
     return digest.hexdigest()

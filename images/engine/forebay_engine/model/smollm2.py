@@ -23,7 +23,7 @@ PACKAGE_VERSION = "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-REVISION = 1
+REVISION = 2
 """Counts changes of this conversion, so that a folder made by an older one is not taken for a new one."""
 
 FOLDER = f"smollm2-135m-{PACKAGE_VERSION}-{REVISION}"
@@ -184,6 +184,9 @@ def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
         "bos_token_id": int(fields["tokenizer.ggml.bos_token_id"]),
         "eos_token_id": int(fields["tokenizer.ggml.eos_token_id"]),
         "pad_token_id": int(fields["tokenizer.ggml.padding_token_id"]),
+        # As its model card recommends; at temperature 1 a model this small wanders off.
+        "temperature": 0.2,
+        "top_p": 0.9,
     }
 
 

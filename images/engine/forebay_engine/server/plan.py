@@ -158,18 +158,19 @@ def make_plan(
     if isinstance(request, CompletionRequest) and request.best_of not in (None, n):
         raise ApiError(400, f"best_of: {request.best_of} is not supported, only best_of = n = {n}", param="best_of")
     stop_ids = _stop_ids(request, tokenizer, limits)
+    defaults = tokenizer.sampling_defaults
     params = SamplingParams(
-        temperature=_or(request.temperature, 1.0),
-        top_p=_or(request.top_p, 1.0),
-        top_k=max(request.top_k or 0, 0),
-        min_p=_or(request.min_p, 0.0),
+        temperature=_or(request.temperature, defaults.temperature),
+        top_p=_or(request.top_p, defaults.top_p),
+        top_k=defaults.top_k if request.top_k is None else max(request.top_k, 0),
+        min_p=_or(request.min_p, defaults.min_p),
         seed=default_seed if request.seed is None else request.seed,
         max_tokens=min(room),
         min_tokens=min_tokens,
         stop_token_ids=stop_ids,
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         presence_penalty=_or(request.presence_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         logprobs=logprobs,
         prompt_logprobs=logprobs if echo else None,
     )

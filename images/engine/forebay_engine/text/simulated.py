@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forebay_engine.sampling.defaults import SamplingDefaults
 from forebay_engine.text.detokenize import ByteDetokenizer, Detokenizer
 from forebay_engine.text.template import ChatTemplate
 
@@ -28,6 +29,7 @@ class SimulatedTokenizer:
     vocab_size = VOCAB_SIZE
     eos_ids: tuple[int, ...] = (END_ID, TURN_END_ID)
     longest_token_bytes = max(len(token) for token in SPECIAL_TOKENS)
+    sampling_defaults = SamplingDefaults()
 
     def __init__(self) -> None:
         self._ids = {token: 256 + i for i, token in enumerate(SPECIAL_TOKENS)}

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer as RustTokenizer
 
 from forebay_engine.errors import ModelError
+from forebay_engine.sampling.defaults import SamplingDefaults, read_defaults
 from forebay_engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from forebay_engine.text.template import ChatTemplate, TemplateRefused
 
@@ -26,6 +27,9 @@ class Tokenizer(Protocol):
 
     longest_token_bytes: int
     """No token stands for more UTF-8 bytes of input than this: bounds the tokens of a text from below."""
+
+    sampling_defaults: SamplingDefaults
+    """For what a request leaves open."""
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Ids of a text; special tokens written in the text become their ids. Safe to call from another thread."""
@@ -138,6 +142,7 @@ class FolderTokenizer:
         self._pieces: dict[int, bytes] = {}
         self.longest_token_bytes = max(len(token.encode()) for token in vocab)
         self.eos_ids = self._find_eos(folder, special)
+        self.sampling_defaults = read_defaults(folder)
 
         found = _template_source(folder, config)
         self._template = ChatTemplate(found[0], special, origin=found[1]) if found is not None else None
