@@ -38,7 +38,10 @@ class Answer:
         self._account = account
         self._attempts = attempts
         self._id = request_id
-        self._prompt_tokens = prompt_tokens
+        self._estimated_tokens = prompt_tokens
+        self.prompt_tokens = prompt_tokens
+        """Estimated, until a worker has counted them."""
+
         self._announced = ""
         """The decode worker named in the response headers."""
 
@@ -97,22 +100,24 @@ class Answer:
             self.note_usage(reply)
         self._account.complete = reply.status == 200
 
-    def note_usage(self, reply: Reply) -> None:
+    def note_usage(self, reply: Reply) -> int:
         """Times of an unstreamed answer: its first token is out of the prefill worker when that leg ends; without such
-        a leg the first token's time is not known."""
+        a leg the first token's time is not known. Returns the answer's tokens."""
         usage = read_usage(reply.body)
         if usage is None:
-            return
+            return 0
         split = self._course.handoff is not None
         self._account.whole(usage.completion_tokens, self._account.prefill_done if split else None)
         if not split:
             details = usage.prompt_tokens_details
             self.prompt_known(usage.prompt_tokens, details.cached_tokens if details else None)
+        return usage.completion_tokens
 
     def prompt_known(self, tokens: int | None, cached: int | None) -> None:
         if tokens:
+            self.prompt_tokens = tokens
             self._ctx.estimate.learn(self._course.call, tokens)
-            self._ctx.metrics.prompt_known(self._prompt_tokens, tokens, cached or 0)
+            self._ctx.metrics.prompt_known(self._estimated_tokens, tokens, cached or 0)
 
     # Errors
 

@@ -46,6 +46,12 @@ class Candidate:
     free_blocks: int = 0
     total_blocks: int = 0
     block_size: int = 16
+    cached_tokens: int = 0
+    """Of the prompt to place, so many tokens' KV are in its prefix cache, as far as the router knows."""
+
+    def uncached(self, prompt_tokens: int) -> int:
+        """Tokens it would compute: at least one, the last, whose logits give the first token."""
+        return max(1, prompt_tokens - self.cached_tokens)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -58,6 +64,10 @@ Key = tuple[str, str]
 TIE_SECONDS = 0.005
 TIE_SHARE = 0.05
 """Scores closer than 5 ms, or 5 % of the best, are noise of the reports' age: they rotate."""
+
+CACHED_SLACK = 0.1
+"""Of a decode worker's capacity: how much fuller than the emptiest it may be to be preferred for what it has cached.
+Decode steps get longer with every resident token, so all requests there pay for what one saves."""
 
 
 def _usable(candidates: Iterable[Candidate], excluded: Collection[Key]) -> list[Candidate]:
@@ -73,11 +83,12 @@ def _rotate(ties: Sequence[Candidate], turn: int) -> Candidate:
 
 
 def prefill_seconds(candidate: Candidate, prompt_tokens: int, velocity: float) -> float:
-    """Expected time until this prompt is computed there: its queue and itself at the worker's measured velocity.
+    """Expected time until this prompt is computed there: its queue and what of it is not cached, at the worker's
+    measured velocity.
 
     `velocity` stands in where the worker has not measured its own.
     """
-    return (candidate.queued_tokens + prompt_tokens) / (candidate.velocity or velocity)
+    return (candidate.queued_tokens + candidate.uncached(prompt_tokens)) / (candidate.velocity or velocity)
 
 
 def _velocity(candidates: Sequence[Candidate]) -> float:
@@ -88,7 +99,11 @@ def _velocity(candidates: Sequence[Candidate]) -> float:
 def pick_prefill(
     candidates: Iterable[Candidate], prompt_tokens: int, turn: int = 0, excluded: Collection[Key] = ()
 ) -> Candidate | None:
-    """The worker with the shortest expected prefill queue."""
+    """The worker that has the prompt computed soonest.
+
+    A cached beginning counts as the time it saves, no more: once the queue of its worker is longer than that, another
+    worker computes the beginning and has it from then on too. So what all prompts begin with is soon everywhere.
+    """
     usable = _usable(candidates, excluded)
     if not usable:
         return None
@@ -96,7 +111,13 @@ def pick_prefill(
     score = {c.name: prefill_seconds(c, prompt_tokens, velocity) for c in usable}
     best = min(score.values())
     limit = best + max(TIE_SECONDS, TIE_SHARE * best)
-    return _rotate([c for c in usable if score[c.name] <= limit], turn)
+    return _rotate(_most_cached([c for c in usable if score[c.name] <= limit]), turn)
+
+
+def _most_cached(ties: Sequence[Candidate]) -> list[Candidate]:
+    """Those with the longest cached beginning, give or take a block."""
+    most = max(c.cached_tokens for c in ties)
+    return [c for c in ties if c.cached_tokens > most - c.block_size]
 
 
 def decode_load(candidate: Candidate, tokens: int) -> tuple[bool, float]:
@@ -121,14 +142,19 @@ def pick_decode(
     excluded: Collection[Key] = (),
     compat_hash: str | None = None,
 ) -> Candidate | None:
-    """The emptiest decode worker with room for `tokens`; with `compat_hash`, of those that can read its KV."""
+    """The emptiest decode worker with room for `tokens`; with `compat_hash`, of those that can read its KV.
+
+    One that is little fuller is preferred when it has the beginning cached: it reads so much less KV from elsewhere.
+    """
     usable = _usable((c for c in candidates if compat_hash is None or c.compat_hash == compat_hash), excluded)
     if not usable:
         return None
     score = {c.name: decode_load(c, tokens) for c in usable}
     crowded, load = min(score.values())
-    ties = [c for c in usable if score[c.name][0] == crowded and score[c.name][1] <= load * (1 + TIE_SHARE) + 1e-9]
-    return _rotate(ties, turn)
+    roomy = [c for c in usable if score[c.name][0] == crowded]
+    near = [c for c in roomy if c.cached_tokens and score[c.name][1] <= load + CACHED_SLACK]
+    ties = near or [c for c in roomy if score[c.name][1] <= load * (1 + TIE_SHARE) + 1e-9]
+    return _rotate(_most_cached(ties), turn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class DecodePhase:
                 if not answer.started and course.handoff is not None and course.handoff.delta is not None:
                     await answer.begin(worker, course.handoff)
                 await self._pump(upstream, relay, guard)
-            self._pulled(leg)
+            self._done(worker, key, leg, len(course.delivered.ids))
             await answer.end_stream()
             await upstream.finish()
             return True
@@ -135,8 +135,7 @@ class DecodePhase:
                     return
                 continue
             self._runs(worker, leg)
-            self._pulled(leg)
-            parts.answer.note_usage(reply)
+            self._done(worker, key, leg, parts.answer.note_usage(reply))
             await parts.answer.pass_on(reply, worker)
             return
 
@@ -175,6 +174,11 @@ class DecodePhase:
         if leg.name == "plain":
             self._parts.account.prefill_name = worker.name
 
-    def _pulled(self, leg: Leg) -> None:
+    def _done(self, worker: Worker, key: Key, leg: Leg, answer_tokens: int) -> None:
+        """The leg brought the answer to its end: the worker has the KV of prompt and answer now."""
+        parts = self._parts
         if leg.name == "decode":
-            self._parts.attempts.lease_at = None
+            parts.attempts.lease_at = None
+        if not parts.call.several:
+            tokens = parts.answer.prompt_tokens
+            worker.has_prefixes(parts.call.beginnings.entries(tokens, answer_tokens=answer_tokens), key[1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from forebay_wire import paths
+from forebay_wire import paths, prefix
 from forebay_wire.errors import ApiError
 from forebay_wire.messages import ContinueRequest
 from forebay_wire.transfer import CLIENT_LIMIT_FIELDS, ClientLimits
@@ -41,6 +41,7 @@ class ClientCall:
     """Its stream interleaves more than one answer."""
 
     _plain: bytes = field(default=b"", repr=False)
+    _beginnings: prefix.Beginnings | None = field(default=None, repr=False)
 
     @property
     def model(self) -> str | None:
@@ -56,6 +57,13 @@ class ClientCall:
         if raw.startswith(b"[") and raw[1:].lstrip()[:1].isdigit():
             return raw.count(b",") + 1, True
         return len(raw), False
+
+    @property
+    def beginnings(self) -> prefix.Beginnings:
+        """Of its prompt; nothing where there are several prompts."""
+        if self._beginnings is None:
+            self._beginnings = prefix.NOTHING if _many_prompts(self.fields) else prefix.beginnings(self.fields)
+        return self._beginnings
 
     def output_tokens(self) -> int:
         """The answer's bound, or a guess."""

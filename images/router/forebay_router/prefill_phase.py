@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay_router import choice
 from forebay_router.attempts import may_retry
-from forebay_router.choice import Key
+from forebay_router.choice import Candidate
 from forebay_router.legs import read_handoff
 from forebay_router.phases import Parts
 from forebay_router.upstream import Reply, WorkerFailed
@@ -22,12 +22,13 @@ class PrefillPhase:
         parts = self._parts
         ctx, course = parts.ctx, parts.course
         while True:
-            pair = choice.pick_pair(ctx.workers.candidates(), parts.prompt_tokens, parts.turn, course.tried)
+            candidates = ctx.workers.candidates(parts.call.beginnings.names)
+            pair = choice.pick_pair(candidates, parts.prompt_tokens, parts.turn, course.tried)
             if isinstance(pair, choice.NoPair):
                 return await self._without_pair(pair.kind)
             prefill = ctx.worker(pair.prefill)
             await parts.reservation.begin(prefill, pair.prefill.compat_hash)
-            reply = await self._leg(prefill, pair.prefill.key)
+            reply = await self._leg(prefill, pair.prefill)
             if reply is None:
                 continue
             if reply.status != 200:
@@ -43,15 +44,17 @@ class PrefillPhase:
                 parts.attempts.lease_at = None
             params = course.handoff.params
             parts.answer.prompt_known(params.prompt_tokens, params.cached_tokens)
+            if params.prompt_tokens:
+                prefill.has_prefixes(parts.call.beginnings.entries(params.prompt_tokens), pair.prefill.engine_id)
             return True
 
-    async def _leg(self, worker: Worker, key: Key) -> Reply | None:
+    async def _leg(self, worker: Worker, chosen: Candidate) -> Reply | None:
         """The worker's answer; None when another worker is to be tried."""
-        parts = self._parts
+        parts, key = self._parts, chosen.key
         ctx, account, attempts = parts.ctx, parts.account, parts.attempts
         attempts.lease_at = worker
         account.prefill_sent = ctx.clock()
-        ticket = worker.send(account.prefill_sent, prefill_tokens=parts.prompt_tokens)
+        ticket = worker.send(account.prefill_sent, prefill_tokens=chosen.uncached(parts.prompt_tokens))
         try:
             async with ctx.watchdog.watch(worker, ctx.settings.prefill_timeout):
                 reply = await ctx.client.post(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,12 +20,20 @@ class Reservation:
     """At most one slot at a time. The asking runs beside the prefill leg, so it costs TTFT nothing."""
 
     def __init__(
-        self, ctx: Context, request_id: str, headers: Mapping[str, str], prompt_tokens: int, turn: int
+        self,
+        ctx: Context,
+        request_id: str,
+        headers: Mapping[str, str],
+        prompt_tokens: int,
+        prefix: Sequence[int],
+        turn: int,
     ) -> None:
+        """`prefix`: names of the prompt's beginnings."""
         self._ctx = ctx
         self._request_id = request_id
         self._headers = headers
         self._prompt_tokens = prompt_tokens
+        self._prefix = prefix
         self._turn = turn
         self._task: asyncio.Task[None] | None = None
         self._prefill: Worker | None = None
@@ -112,7 +120,7 @@ class Reservation:
         ctx = self._ctx
         tried: set[Key] = set()
         while True:
-            decodes = (c for c in ctx.workers.candidates() if c.role == "decode")
+            decodes = (c for c in ctx.workers.candidates(self._prefix) if c.role == "decode")
             picked = choice.pick_decode(decodes, self._prompt_tokens, self._turn, tried, self._compat_hash)
             if picked is None:
                 return

@@ -14,7 +14,8 @@ import msgspec
 
 from forebay_router.workers import Worker
 from forebay_wire import headers, paths
-from forebay_wire.load import LoadReport
+from forebay_wire.load import LoadLine, LoadReport
+from forebay_wire.prefix import PrefixEntry
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ FINISH_SECONDS = 0.5
 CONNECT_ATTEMPTS = 5
 
 _report = msgspec.json.Decoder(LoadReport)
+_line = msgspec.json.Decoder(LoadLine)
+_REPORT_FIELDS = tuple(field.name for field in msgspec.structs.fields(LoadReport))
 
 
 class WorkerFailed(Exception):
@@ -161,11 +164,17 @@ class WorkerClient:
 
     def _take(self, worker: Worker, raw: bytes, *, from_stream: bool) -> None:
         try:
-            report = _report.decode(raw)
+            report = _line.decode(raw) if from_stream else _report.decode(raw)
         except msgspec.DecodeError as error:
             log.warning("worker %s sent a load report that cannot be read: %s", worker.name, error)
             return
+        prefixes: list[list[PrefixEntry]] = []
+        if isinstance(report, LoadLine) and report.prefixes:
+            prefixes = report.prefixes
+            report = LoadReport(**{name: getattr(report, name) for name in _REPORT_FIELDS})
         worker.on_report(report, asyncio.get_running_loop().time(), from_stream=from_stream)
+        for entries in prefixes:
+            worker.has_prefixes(entries, report.engine_id)
 
     async def follow_load(self, worker: Worker) -> None:
         """Read a worker's load stream for ever, reconnecting; ends by cancellation only."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from forebay_router.choice import Candidate, Health
 from forebay_router.discovery import Endpoint
+from forebay_router.prefixes import PrefixCache
 from forebay_wire.load import LoadReport
+from forebay_wire.prefix import PrefixEntry
+from forebay_wire.urls import host_port
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +49,7 @@ class Worker:
         self.draining = endpoint.draining
         """By discovery; the worker's own word is in its report."""
 
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        self.url = f"http://{host}:{endpoint.port}"
+        self.url = f"http://{host_port(endpoint.host, endpoint.port)}"
         self.report: LoadReport | None = None
         self.heard_at = now
         self.listed = True
@@ -67,6 +69,7 @@ class Worker:
         """Of the last report that said ready."""
 
         self._tickets: deque[Ticket] = deque()
+        self._prefixes = PrefixCache()
 
     @property
     def engine_id(self) -> str:
@@ -89,6 +92,7 @@ class Worker:
         elif held is not None:
             self._former_engine = held.engine_id
             self._tickets.clear()
+            self._prefixes = PrefixCache()
         self.report = report
         self.heard_at = now
         if report.ready:
@@ -101,6 +105,11 @@ class Worker:
         if progress != self._progress or not report.running + report.waiting:
             self._progress, self._progress_at = progress, now
         return True
+
+    def has_prefixes(self, entries: Sequence[PrefixEntry], engine_id: str) -> None:
+        """That process of this worker has the KV of a prompt's beginnings, shortest first."""
+        if self.report is not None and engine_id == self.report.engine_id:
+            self._prefixes.learn(entries, self.report.total_blocks * self.report.block_size)
 
     def on_stream_lost(self) -> None:
         self._streaming = False
@@ -176,7 +185,8 @@ class Worker:
             sum(ticket.decode_tokens for ticket in self._tickets),
         )
 
-    def candidate(self, now: float) -> Candidate:
+    def candidate(self, now: float, prefix_keys: Sequence[int] = ()) -> Candidate:
+        """As of now. `prefix_keys`: of the prompt to place, shortest first."""
         report = self.report
         if report is None:
             return Candidate(self.name, "", self.role, self.health(now))
@@ -196,6 +206,7 @@ class Worker:
             max(0, report.free_blocks - (prefill_tokens + decode_tokens) // block_size),
             report.total_blocks,
             block_size,
+            self._prefixes.cached(prefix_keys),
         )
 
 
@@ -255,9 +266,10 @@ class Workers:
         del self._workers[worker.name]
         self._streams.pop(worker.name).cancel()
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self, prefix_keys: Sequence[int] = ()) -> list[Candidate]:
+        """All workers as of now. `prefix_keys`: of the prompt to place, shortest first."""
         now = self._clock()
-        return [worker.candidate(now) for worker in self._workers.values()]
+        return [worker.candidate(now, prefix_keys) for worker in self._workers.values()]
 
     async def close(self) -> None:
         streams = list(self._streams.values())

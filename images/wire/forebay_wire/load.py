@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from forebay_wire.prefix import PrefixEntry
+
 PUSH_INTERVAL_SECONDS = 0.2
 
 
@@ -51,3 +53,13 @@ class LoadReport(msgspec.Struct, omit_defaults=True, frozen=True):
     generated_tokens_total: int = 0
     recomputed_total: int = 0
     """Prompts a decode worker had to compute itself because their KV could not be had (R2)."""
+
+
+class LoadLine(LoadReport, omit_defaults=True, frozen=True):
+    """A line of the load stream: the report, and what came into the worker's prefix cache since the stream's last line.
+
+    Not in LoadReport, which the router shows to anyone on GET /load: a key tells whether a guessed prompt is right.
+    """
+
+    prefixes: list[list[PrefixEntry]] = []
+    """Beginnings of prompts whose KV was computed or pulled here: a list a prompt, shortest first."""

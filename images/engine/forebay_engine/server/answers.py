@@ -27,6 +27,7 @@ from forebay_engine.types import EngineRequest, HoldInfo, PullSource, TokenEvent
 from forebay_wire import headers, paths, stream
 from forebay_wire.errors import ApiError
 from forebay_wire.messages import ContinueRequest
+from forebay_wire.prefix import NOTHING, Beginnings, beginnings
 from forebay_wire.transfer import FirstToken, StreamState, TokenLogprob
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Job:
     """The client's chunks cover `output_ids` already."""
 
     cached_tokens: int | None = None
+    beginnings: Beginnings = NOTHING
+    """Of the prompt."""
 
     def requests(self, state: WorkerState) -> list[EngineRequest]:
         if self.role in ("prefill", "decode"):
@@ -110,12 +113,15 @@ async def continuation(request: web.Request) -> web.StreamResponse:
 async def _v1(request: web.Request, info: CoreInfo, *, chat: bool) -> web.StreamResponse:
     state = request.app[STATE]
     began = state.monotonic()
-    body = schema.parse_json(await read_body(request))
+    raw = await read_body(request)
+    body = schema.parse_json(raw)
+    known = _beginnings(raw)
     raw_params = body.pop(legs.FIELD, None)
     if raw_params is None:
         created = int(state.wall())
         made = await _plan(state, info, body, chat=chat, created=created)
-        return await _run(request, Job("plain", made, request[ID], created, info, began, _comments(request, made)))
+        job = Job("plain", made, request[ID], created, info, began, _comments(request, made), beginnings=known)
+        return await _run(request, job)
     secret = state.authorize(request.headers.get(headers.AUTHORIZATION))
     params = legs.read_params(raw_params)
     if params.do_remote_prefill:
@@ -126,7 +132,7 @@ async def _v1(request: web.Request, info: CoreInfo, *, chat: bool) -> web.Stream
         legs.check_single(made, "decode leg")
         legs.check_decode(params, made, info)
         first = legs.first_state(params)
-        job = Job("decode", made, request[ID], params.created, info, began, _comments(request, made))
+        job = Job("decode", made, request[ID], params.created, info, began, _comments(request, made), beginnings=known)
         job.pull = legs.pull_source(params)
         job.output_ids, job.logprobs = first.output_ids, first.logprobs
         job.delivered = params.first is not None and params.first.delta is not None
@@ -135,10 +141,20 @@ async def _v1(request: web.Request, info: CoreInfo, *, chat: bool) -> web.Stream
     created = int(state.wall())
     if not params.do_remote_decode:
         made = await _plan(state, info, body, chat=chat, created=created)
-        return await _run(request, Job("plain", made, request[ID], created, info, began, _comments(request, made)))
+        job = Job("plain", made, request[ID], created, info, began, _comments(request, made), beginnings=known)
+        return await _run(request, job)
     made = await _plan(state, info, legs.clients_body(body, params), chat=chat, created=created)
     legs.check_single(made, "prefill leg")
-    return await _prefill(request, Job("prefill", made, request[ID], created, info, began, False, secret=secret))
+    job = Job("prefill", made, request[ID], created, info, began, False, secret=secret, beginnings=known)
+    return await _prefill(request, job)
+
+
+def _beginnings(raw: bytes) -> Beginnings:
+    """Of the prompt in a body that is a JSON object."""
+    try:
+        return beginnings(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]))
+    except msgspec.DecodeError:
+        return NOTHING
 
 
 async def _continue(request: web.Request, info: CoreInfo) -> web.StreamResponse:
@@ -368,6 +384,8 @@ class _Outcome:
         if self._first is None:
             self._first = self._state.monotonic()
             self._metrics.first_token(self._job.role, self._first - self._job.began)
+            if self._job.plan.choices == 1:
+                self._state.prefixes.add(self._job.beginnings.entries(self._job.plan.prompt_tokens))
 
     def __enter__(self) -> _Outcome:
         return self

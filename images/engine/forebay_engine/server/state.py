@@ -11,12 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from forebay_engine.core.handle import CoreHandle, CoreInfo
 from forebay_engine.server.plan import ModelLimits
+from forebay_engine.server.prefixes import PrefixLog
 from forebay_engine.settings import WorkerSettings
 from forebay_engine.text.tokenizer import Tokenizer
+from forebay_wire import headers
 from forebay_wire.errors import ApiError
-from forebay_wire.load import LoadReport
+from forebay_wire.load import LoadLine, LoadReport
 
 MAX_ROUTERS = 64
 """Routers counted apart; the one not heard of for longest is forgotten."""
@@ -86,6 +90,7 @@ class WorkerState:
     encoders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encode"))
     """Tokenises long texts, one at a time: beside the event loop, not beside every core of the machine."""
 
+    prefixes: PrefixLog = field(default_factory=PrefixLog)
     _seen: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _epoch: int = 0
     _velocity: PrefillVelocity = field(default_factory=PrefillVelocity)
@@ -164,11 +169,18 @@ class WorkerState:
         """The secret, when the header carries it as its bearer. Raises ApiError 401 or 403."""
         if self.secret is None:
             raise ApiError(403, "internal endpoints are closed; start the worker with --token-file", code="closed")
-        scheme, _, token = (authorization or "").partition(" ")
-        genuine = hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self.secret)
-        if scheme.lower() != "bearer" or not genuine:
+        if not hmac.compare_digest(headers.bearer(authorization) or b"", self.secret):
             raise ApiError(401, "a valid bearer token is required here", code="invalid_token")
         return self.secret
+
+    def load_line(self, router: str | None, cursor: int) -> tuple[bytes, int]:
+        """A line of a load stream, and the cursor for its next one."""
+        prefixes, cursor = self.prefixes.since(cursor)
+        report = self.load_report(router)
+        if not prefixes:
+            return msgspec.json.encode(report), cursor
+        fields = {name: getattr(report, name) for name in report.__struct_fields__}
+        return msgspec.json.encode(LoadLine(**fields, prefixes=prefixes)), cursor
 
     def load_report(self, router: str | None) -> LoadReport:
         stats, info, settings = self.core.stats, self.info, self.settings
