@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import secrets
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -65,6 +66,9 @@ class RouterMetrics:
     """All counts of one router. Objectives in seconds; `now` is passed in."""
 
     def __init__(self, ttft_objective: float, tpot_objective: float) -> None:
+        self.instance = secrets.token_hex(4)
+        """Of this process: totals of another one start anew."""
+
         self.ttft_objective = ttft_objective
         self.tpot_objective = tpot_objective
         edges = names.OBJECTIVE_BUCKETS
@@ -141,6 +145,7 @@ class RouterMetrics:
 
     def as_json(self, now: float) -> dict[str, Any]:
         return {
+            "instance": self.instance,
             "in_flight": self.in_flight,
             **self.window(now),
             "window_seconds": WINDOW_SECONDS,

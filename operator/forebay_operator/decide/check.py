@@ -9,7 +9,13 @@ from dataclasses import fields
 from forebay_operator.decide import reasons
 from forebay_operator.decide.memory import Memory
 from forebay_operator.decide.types import Policy
-from forebay_operator.observe.traffic import Observation, WorkerLoad
+from forebay_operator.observe.traffic import Health, Observation, WorkerLoad
+
+_HOLDS = {
+    Health.MISSING: reasons.METRICS_MISSING,
+    Health.STALE: reasons.METRICS_STALE,
+    Health.INVALID: reasons.METRICS_INVALID,
+}
 
 MOST = 1e15
 """No counter, token count or time of a sane source is larger."""
@@ -21,6 +27,9 @@ def unfit(observation: Observation, policy: Policy, memory: Memory, now: float) 
     """(reason, message) why this observation must not be acted on, or None."""
     if not math.isfinite(observation.taken_at):
         return reasons.METRICS_INVALID, f"the observation's time is {observation.taken_at}"
+    for signal in observation.signals:
+        if signal.needed and signal.health in _HOLDS:
+            return _HOLDS[signal.health], f"{signal.name} ({signal.source}): {signal.note}; targets hold"
     age = now - observation.taken_at
     if age > policy.stale_seconds:
         return (

@@ -7,8 +7,53 @@ had is None: zero is a measurement.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from forebay_operator.api.labels import Pool
+
+
+class Health(StrEnum):
+    """What a signal is worth. Zero is a measurement; the others are six different ways of not having one."""
+
+    FRESH = "Fresh"
+    ZERO = "Zero"
+    MISSING = "Missing"
+    """Never had from this source."""
+
+    STALE = "Stale"
+    """Had once, and too old by now; or it stands still while what it counts goes on."""
+
+    RESET = "Reset"
+    """The source started anew: what it counted since is taken, what it lost is not known."""
+
+    COLD = "Cold"
+    """The worker is too young for its speed to be learnt from."""
+
+    INVALID = "Invalid"
+    """Not what such a source may say: no number, below zero, absurd, or no answer of this kind at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One source of an Observation and how far it can be trusted."""
+
+    name: str
+    """`router assistant-router-0`, `worker prefill-1 load`, `worker prefill-1 fits`."""
+
+    source: str
+    """`/load`, `/metrics` or `Prometheus`."""
+
+    health: Health
+    age_seconds: float | None = None
+    """Of the newest value, by the observer's clock or relative to the source's own; None: there is none."""
+
+    samples: int = 0
+    """Values taken from it so far."""
+
+    needed: bool = True
+    """Whether nothing may be decided without it. The workers' fits can be done without: they are learnt slowly."""
+
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +129,8 @@ class Observation:
 
     tpot_p95_seconds: float | None = None
     workers: tuple[WorkerLoad, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    """Empty where the source is not judged (a replay)."""
 
     def serving(self, role: Pool) -> list[WorkerLoad]:
         return [worker for worker in self.workers if worker.role == role]
