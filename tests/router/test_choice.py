@@ -160,3 +160,57 @@ def test_every_worker_is_tried_once_by_excluding(fleet: list[Candidate], tokens:
         tried.add(picked.key)
     able = {c.key for c in fleet if c.health <= Health.SUSPECT and (mixed or c.role == "decode")}
     assert tried == able
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        # All else equal, the prompt's beginning decides.
+        ([worker("p0"), worker("p1", cached_tokens=64), worker("p2", cached_tokens=32)], "p1"),
+        # A queue shorter than what the cache saves is worth waiting for, a longer one is not.
+        ([worker("p0"), worker("p1", cached_tokens=64, queued_tokens=40)], "p1"),
+        ([worker("p0"), worker("p1", cached_tokens=64, queued_tokens=90)], "p0"),
+        # More is cached than the prompt has tokens (an estimate): it takes no less than no time.
+        ([worker("p0", queued_tokens=5), worker("p1", cached_tokens=5000, queued_tokens=200)], "p0"),
+    ],
+)
+def test_a_cached_beginning_counts_as_the_time_it_saves(workers: list[Candidate], expected: str) -> None:
+    for turn in range(4):
+        picked = choice.pick_prefill(workers, 100, turn)
+        assert picked is not None
+        assert picked.name == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([worker("d0", running=2), worker("d1", running=2, cached_tokens=64)], "d1"),
+        ([worker("d0", running=2), worker("d1", running=3, cached_tokens=64)], "d1"),
+        ([worker("d0", running=2), worker("d1", running=4, cached_tokens=64)], "d0"),
+        ([worker("d0", running=9), worker("d1", running=10, cached_tokens=64)], "d0"),
+    ],
+)
+def test_decode_prefers_what_is_cached_within_bounds(workers: list[Candidate], expected: str) -> None:
+    picked = choice.pick_decode(workers, 100)
+    assert picked is not None
+    assert picked.name == expected
+
+
+@given(st.integers(1, 8), st.integers(0, 3000), st.integers(20, 400), st.integers(0, 2000))
+def test_one_beginning_for_all_makes_no_favourite(workers: int, shared: int, own: int, spread: int) -> None:
+    """Prompts with one beginning arrive at once: no worker's queue is more than the beginning and a prompt longer than
+    any other's."""
+    queues = [0] * workers
+    cached = [0] * workers
+    for i in range(60):
+        tokens = shared + own + (i * 37) % (spread + 1)
+        candidates = [
+            worker(f"p{n}", queued_tokens=queues[n], cached_tokens=cached[n], velocity=1000.0) for n in range(workers)
+        ]
+        picked = choice.pick_prefill(candidates, tokens, i)
+        assert picked is not None
+        n = int(picked.name[1:])
+        queues[n] += picked.uncached(tokens)
+        cached[n] = shared
+        limit = shared + own + spread + max(5, 0.05 * max(queues)) + 1
+        assert max(queues) - min(queues) <= limit

@@ -13,6 +13,7 @@ from forebay_router.choice import Health
 from forebay_router.discovery import Endpoint
 from forebay_router.workers import TICKET_SECONDS, Worker, Workers
 from forebay_wire.load import LoadReport
+from forebay_wire.prefix import PrefixEntry
 
 
 def make(now: float = 0.0) -> Worker:
@@ -53,6 +54,20 @@ def test_a_reset_marks_until_the_next_report() -> None:
     assert worker.health(0.1) == Health.DEAD  # the header of an answer under way is no sign that new ones are taken
     worker.on_report(report(3), 0.2, from_stream=True)
     assert worker.health(0.2) == Health.READY
+
+
+def test_prefixes_are_a_process_s_own() -> None:
+    worker = make()
+    entries = [PrefixEntry(11, 64), PrefixEntry(12, 128)]
+    worker.has_prefixes(entries, "e1")
+    assert worker.candidate(0.0, [11, 12]).cached_tokens == 0, "no process is known yet"
+    worker.on_report(report(1), 0.0, from_stream=True)
+    worker.has_prefixes(entries, "e1")
+    assert worker.candidate(0.0, [11, 12, 13]).cached_tokens == 128
+    assert worker.candidate(0.0).cached_tokens == 0
+    worker.on_report(report(1, "e2"), 1.0, from_stream=True)
+    worker.has_prefixes(entries, "e1")
+    assert worker.candidate(1.0, [11, 12]).cached_tokens == 0, "the restarted one has an empty cache"
 
 
 def test_a_refusal_asks_for_a_new_load_stream() -> None:

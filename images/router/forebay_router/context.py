@@ -75,6 +75,10 @@ class Context:
         self._turn += 1
         return self._turn
 
+    def candidates(self, call: ClientCall) -> list[Candidate]:
+        """All workers as of now, for that request's prompt."""
+        return self.workers.candidates(call.beginnings.names if self.settings.prefix_routing else ())
+
     def worker(self, candidate: Candidate) -> Worker:
         return self.workers[candidate.name]
 

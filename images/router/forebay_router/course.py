@@ -95,7 +95,7 @@ class Course:
             await asyncio.sleep(RESUME_POLL_SECONDS)
 
     def _pick(self, excluded: Collection[Key], started: bool) -> Candidate | None:
-        candidates = self._ctx.workers.candidates(self.call.beginnings.names)
+        candidates = self._ctx.candidates(self.call)
         if self._can_pull():
             decodes = (c for c in candidates if c.role == "decode")
             picked = choice.pick_decode(decodes, self._tokens, self._turn, excluded, self.compat_hash)

@@ -22,8 +22,7 @@ class PrefillPhase:
         parts = self._parts
         ctx, course = parts.ctx, parts.course
         while True:
-            candidates = ctx.workers.candidates(parts.call.beginnings.names)
-            pair = choice.pick_pair(candidates, parts.prompt_tokens, parts.turn, course.tried)
+            pair = choice.pick_pair(ctx.candidates(parts.call), parts.prompt_tokens, parts.turn, course.tried)
             if isinstance(pair, choice.NoPair):
                 return await self._without_pair(pair.kind)
             prefill = ctx.worker(pair.prefill)

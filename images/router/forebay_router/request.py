@@ -55,7 +55,7 @@ class Exchange:
         account = Account(ctx.metrics, ctx.clock, call, request_id, received)
         attempts = Attempts(ctx, course, account, request_id, sent)
         answer = Answer(ctx, client, course, account, attempts, request_id, prompt_tokens)
-        reservation = Reservation(ctx, request_id, sent, prompt_tokens, call.beginnings.names, turn)
+        reservation = Reservation(ctx, call, request_id, sent, prompt_tokens, turn)
         self._parts = Parts(
             ctx, call, sent, prompt_tokens, tokens, turn, course, account, attempts, answer, reservation
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from forebay_router import choice
 from forebay_router.choice import Health, Key
 from forebay_router.context import SMALL_REPLY, Context
+from forebay_router.legs import ClientCall
 from forebay_router.upstream import WorkerFailed
 from forebay_router.workers import Worker
 from forebay_wire import paths
@@ -22,18 +23,17 @@ class Reservation:
     def __init__(
         self,
         ctx: Context,
+        call: ClientCall,
         request_id: str,
         headers: Mapping[str, str],
         prompt_tokens: int,
-        prefix: Sequence[int],
         turn: int,
     ) -> None:
-        """`prefix`: names of the prompt's beginnings."""
         self._ctx = ctx
+        self._call = call
         self._request_id = request_id
         self._headers = headers
         self._prompt_tokens = prompt_tokens
-        self._prefix = prefix
         self._turn = turn
         self._task: asyncio.Task[None] | None = None
         self._prefill: Worker | None = None
@@ -120,7 +120,7 @@ class Reservation:
         ctx = self._ctx
         tried: set[Key] = set()
         while True:
-            decodes = (c for c in ctx.workers.candidates(self._prefix) if c.role == "decode")
+            decodes = (c for c in ctx.candidates(self._call) if c.role == "decode")
             picked = choice.pick_decode(decodes, self._prompt_tokens, self._turn, tried, self._compat_hash)
             if picked is None:
                 return

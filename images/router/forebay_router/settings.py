@@ -42,6 +42,9 @@ class RouterSettings:
     ttft_objective: float = 1.0
     tpot_objective: float = 0.04
 
+    prefix_routing: bool = True
+    """Prefer workers that have a prompt's beginning cached. False: by load alone."""
+
     request_timeout: float = 600.0
     connect_timeout: float = 1.0
     prefill_timeout: float = 300.0
