@@ -80,6 +80,18 @@ def test_missing_shard(tmp_path: Path) -> None:
         WeightFiles(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["../two.safetensors", "/two.safetensors", "a/../two.safetensors", "..", ".", "", "a\0"]
+)
+def test_a_shard_outside_of_the_folder_is_refused_unopened(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"b": B}, tmp_path / "two.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"b": name}}))
+    with pytest.raises(ModelError, match="must be a file in the same folder"):
+        WeightFiles(folder)
+
+
 @pytest.mark.parametrize("keep", [0, 4, 20, -3])
 def test_truncated_shard(tmp_path: Path, keep: int) -> None:
     file = sharded(tmp_path) / "two.safetensors"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forebay_engine.text.template import ChatTemplate
 from forebay_engine.types import FailEvent, SamplingParams
 from forebay_wire import headers, paths
 from support.fake_core import FakeCore
@@ -294,6 +295,10 @@ async def test_accepted(worker: Any, name: str) -> None:
     assert status == 200, answer
 
 
+def template(variables: Any) -> dict[str, Any]:
+    return {**CHAT, "chat_template_kwargs": variables}
+
+
 BIG = "x" * 300
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None]] = {
     "unknown model": (paths.CHAT, {**CHAT, "model": "gpt"}, 404, "model"),
@@ -364,6 +369,22 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None]] = {
     "prompt far too long": (paths.COMPLETIONS, {**TEXT, "prompt": BIG * 100}, 400, "prompt"),
     "messages too long": (paths.CHAT, {**CHAT, "messages": [{"role": "user", "content": BIG}]}, 400, "messages"),
     "user": (paths.CHAT, {**CHAT, "user": 7}, 400, "user"),
+    "template variables as list": (paths.CHAT, template([]), 400, "chat_template_kwargs"),
+    "template variable's name": (paths.CHAT, template({"no name": 1}), 400, "chat_template_kwargs"),
+    "template variable's long name": (paths.CHAT, template({"x" * 65: 1}), 400, "chat_template_kwargs"),
+    "messages as variable": (paths.CHAT, template({"messages": []}), 400, "chat_template_kwargs.messages"),
+    "special token as variable": (paths.CHAT, template({"eos_token": ""}), 400, "chat_template_kwargs.eos_token"),
+    "another template": (paths.CHAT, template({"chat_template": "x"}), 400, "chat_template_kwargs.chat_template"),
+    "33 template variables": (paths.CHAT, template({f"a{i}": i for i in range(33)}), 400, "chat_template_kwargs"),
+    "large template variables": (paths.CHAT, template({"a": "x" * 16384}), 400, "chat_template_kwargs"),
+    "huge number in a variable": (paths.CHAT, template({"a": [1, 2**63]}), 400, "chat_template_kwargs.a"),
+    "deep template variable": (paths.CHAT, template({"a": [[[[[[[[[]]]]]]]]]}), 400, "chat_template_kwargs.a"),
+    "template variables on text": (
+        paths.COMPLETIONS,
+        {**TEXT, "chat_template_kwargs": {}},
+        400,
+        "chat_template_kwargs",
+    ),
     "kv params": (paths.CHAT, {**CHAT, "kv_transfer_params": {"do_remote_decode": True}}, 401, None),
 }
 
@@ -377,6 +398,28 @@ async def test_refused(worker: Any, name: str) -> None:
     assert param is None or param in answer["error"]["message"] or param == "model"
     assert response.headers[headers.LOAD]
     assert not worker.core.requests
+
+
+@pytest.mark.parametrize("variables", [None, {}, {"enable_thinking": False}, {"a": {"b": [1, 2.5, None, "c"]}}])
+async def test_template_variables_are_taken(worker: Any, variables: Any) -> None:
+    status, answer, _ = await worker.post(paths.CHAT, template(variables))
+    assert status == 200, answer
+
+
+async def test_template_variables_reach_the_prompt(worker: Any) -> None:
+    worker.state.tokenizer._template = ChatTemplate("{{ 'quick' if not enable_thinking else 'slow' }}", {})
+    lengths = []
+    for thinking in (False, True):
+        _, answer, _ = await worker.post(paths.CHAT, template({"enable_thinking": thinking}))
+        lengths.append(answer["usage"]["prompt_tokens"])
+    assert lengths == [len("quick"), len("slow")]
+
+
+async def test_a_template_that_fails_is_a_clear_400(worker: Any) -> None:
+    worker.state.tokenizer._template = ChatTemplate("{{ 1 // (messages | length - 1) }}", {})
+    status, answer, _ = await worker.post(paths.CHAT, CHAT)
+    assert (status, answer["error"]["param"]) == (400, "messages")
+    assert "ZeroDivisionError" in answer["error"]["message"]
 
 
 async def test_over_the_limit_names_both_numbers(worker: Any) -> None:

@@ -33,8 +33,8 @@ TEMPLATES = {
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def render(source: str, messages: list[dict[str, Any]] | None = None) -> str:
-    return ChatTemplate(source, SPECIAL).render(messages or MESSAGES, created=NOON)
+def render(source: str, messages: list[dict[str, Any]] | None = None, **arguments: Any) -> str:
+    return ChatTemplate(source, SPECIAL).render(messages or MESSAGES, created=NOON, arguments=arguments)
 
 
 @pytest.mark.model
@@ -55,7 +55,7 @@ def test_smollm2_equals_transformers_token_for_token(smollm2_dir: Path, messages
         messages, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     ours = FolderTokenizer(smollm2_dir)
-    assert ours.encode(ours.render_chat(messages, created=NOON), add_special=False) == list(theirs)
+    assert ours.encode(ours.render_chat(messages, created=NOON, arguments={}), add_special=False) == list(theirs)
 
 
 def test_now_is_created_in_utc() -> None:
@@ -70,11 +70,38 @@ def test_now_is_created_in_utc() -> None:
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe|not safely"),
         ("{% for i in range(1000000) %}{% endfor %}", "Range too big"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ 10.0 ** 1000 }}", "OverflowError"),
+        ("{{ 'x' * 9000000000000000000 }}", "MemoryError"),
+        ("{{ '%c' % 1114112 }}", "OverflowError|ValueError"),
+        ("{{ 'x'.encode('ascii').decode('nonsense') }}", "LookupError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     ],
 )
 def test_refusals_say_why(source: str, says: str) -> None:
     with pytest.raises(TemplateRefused, match=says):
         render(source)
+
+
+def test_arguments_are_the_templates_variables() -> None:
+    source = "{% if enable_thinking is defined and not enable_thinking %}quick{% endif %}{{ bos_token }}"
+    assert render(source) == "<s>"
+    assert render(source, enable_thinking=False) == "quick<s>"
+    assert render(source, unknown=1) == "<s>"
+
+
+def test_arguments_cannot_replace_what_the_server_sets() -> None:
+    assert render("{{ bos_token }}", bos_token="</s>") == "<s>"
+
+
+@pytest.mark.model
+def test_arguments_as_in_transformers() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = "{{ messages[0].content }}{{ style.tone | default('plain') }}{{ enable_thinking }}"
+    sent: dict[str, Any] = {"style": {"tone": "dry"}, "enable_thinking": False}
+    theirs, _ = render_jinja_template([MESSAGES], chat_template=source, add_generation_prompt=True, **sent)
+    assert render(source, **sent) == theirs[0]
 
 
 def test_messages_are_not_touched() -> None:

@@ -39,9 +39,14 @@ class WeightFiles:
     def _read_index(self, file: Path) -> dict[str, str]:
         try:
             weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-            return {str(name): str(shard) for name, shard in weight_map.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            shards = {str(name): str(shard) for name, shard in weight_map.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"reading weight_map from {file} failed: {type(error).__name__}: {error}") from error
+        for shard in set(shards.values()):
+            # A model's author must not choose which other files of this machine are opened.
+            if shard in ("", "..") or shard != Path(shard).name or "\0" in shard:
+                raise ModelError(f"{file} names the shard {shard[:200]!r}; it must be a file in the same folder")
+        return shards
 
     def _shard(self, name: str) -> Any:
         if name not in self._open:

@@ -93,7 +93,9 @@ def check_model(request: TextRequest, limits: ModelLimits) -> None:
 def sources(request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, created: int) -> list[Source]:
     """The prompts to tokenise. Raises ApiError, TemplateRefused."""
     if isinstance(request, ChatRequest):
-        text = tokenizer.render_chat(request.template_messages(), created=created)
+        text = tokenizer.render_chat(
+            request.template_messages(), created=created, arguments=request.template_arguments()
+        )
         # The template writes the special tokens itself.
         return [Source(text, None, add_special=False)]
     return [

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from forebay_engine.server import template_arguments
 from forebay_engine.text.stops import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from forebay_wire.errors import ApiError
 
@@ -121,6 +122,12 @@ class ChatRequest(TextRequest, kw_only=True):
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
+
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Variables for the chat template. Raises ApiError."""
+        return template_arguments.check(self.chat_template_kwargs or {})
 
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them: content as one text, null fields left out. Raises ApiError."""

@@ -46,8 +46,8 @@ class SimulatedTokenizer:
                 ids.append(special)
         return ids
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, created: int) -> str:
-        return self._template.render(messages, created=created)
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, created: int, arguments: Mapping[str, Any]) -> str:
+        return self._template.render(messages, created=created, arguments=arguments)
 
     def detokenizer(self) -> Detokenizer:
         return ByteDetokenizer(lambda token_id: bytes([token_id]) if token_id < 256 else b"")

@@ -20,6 +20,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from forebay_engine.errors import ModelError
 
+RESERVED_NAMES = frozenset(
+    (
+        *("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"),
+        # What transformers' apply_chat_template takes under these names is no variable.
+        *("chat_template", "conversation", "continue_final_message", "tokenize"),
+    )
+)
+"""Names that a template finds set, beside its special tokens: no request may set them."""
+
 
 class TemplateRefused(ValueError):
     """The template can't render these messages; the text is the template's own where it has one."""
@@ -63,12 +72,15 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"{origin}: line {error.lineno}: {error.message}; mend the template") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, created: int) -> str:
-        """The prompt text. `created`: Unix seconds, the template's "now". Raises TemplateRefused."""
+    def render(self, messages: Sequence[Mapping[str, Any]], *, created: int, arguments: Mapping[str, Any]) -> str:
+        """The prompt text. `created`: Unix seconds, the template's "now". `arguments`: further variables of it.
+
+        Raises TemplateRefused.
+        """
         now = datetime.fromtimestamp(created, UTC)
         try:
             return self._template.render(
-                **self._special_tokens,
+                **{**arguments, **self._special_tokens},
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
@@ -77,6 +89,6 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise TemplateRefused(error.message or type(error).__name__) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-            # A template that assumes a shape these messages don't have fails in Python's own ways.
+        except Exception as error:
+            # A template that assumes what these messages don't have fails in any of Python's ways: 1/0, a memory error.
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error

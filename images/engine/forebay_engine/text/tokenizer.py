@@ -34,8 +34,11 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Ids of a text; special tokens written in the text become their ids. Safe to call from another thread."""
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, created: int) -> str:
-        """The prompt text of a conversation. Raises TemplateRefused."""
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, created: int, arguments: Mapping[str, Any]) -> str:
+        """The prompt text of a conversation; `arguments` are further variables of the template.
+
+        Raises TemplateRefused.
+        """
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one answer; special tokens are not shown."""
@@ -160,10 +163,10 @@ class FolderTokenizer:
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         return ids
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, created: int) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, created: int, arguments: Mapping[str, Any]) -> str:
         if self._template is None:
             raise TemplateRefused("this model has no chat template; send the prompt to /v1/completions")
-        return self._template.render(messages, created=created)
+        return self._template.render(messages, created=created, arguments=arguments)
 
     def detokenizer(self) -> Detokenizer:
         return ByteDetokenizer(self._visible_bytes) if self._byte_level else WindowDetokenizer(self._decode)
