@@ -188,6 +188,8 @@ class Operator:
             await kopf.operator(
                 registry=handlers.registry(self._watching, nodes=not namespaces, authenticate=self._authenticate),
                 settings=handlers.settings(),
+                # Or kopf asks for our user's name, and in an image a user has none.
+                identity=self._settings.identity,  # type: ignore[arg-type]
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=namespaces,

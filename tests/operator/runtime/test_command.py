@@ -17,6 +17,16 @@ from support.fake_cluster import FakeCluster, simulated_model
 from support.fake_kube import FakeApi, eventually
 
 
+NAMELESS = """
+import pwd
+def nobody(number): raise KeyError(f"getpwuid(): uid not found: {number}")
+pwd.getpwuid = nobody
+from forebay_operator.main import main
+main()
+"""
+"""The command as a user who has a number and no name, as in an image."""
+
+
 @asynccontextmanager
 async def process(folder: Path, url: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     config = folder / "kubeconfig"
@@ -25,8 +35,9 @@ async def process(folder: Path, url: str, *arguments: str) -> AsyncIterator[asyn
         "apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context],
         "clusters": [{"name": "c", "cluster": {"server": url}}], "users": [{"name": "u", "user": {"token": "none"}}],
     }))  # fmt: skip
-    words = ["-m", "forebay_operator.main", "--operator-namespace=forebay", "--host=127.0.0.1", "--port=0", *arguments]
-    environment = {**os.environ, "KUBECONFIG": str(config)}
+    words = ["-c", NAMELESS, "--operator-namespace=forebay", "--host=127.0.0.1", "--port=0", *arguments]
+    names = ("LOGNAME", "USER", "LNAME", "USERNAME")
+    environment = {**{k: v for k, v in os.environ.items() if k not in names}, "KUBECONFIG": str(config)}
     started = await asyncio.create_subprocess_exec(
         sys.executable, *words, env=environment, stderr=asyncio.subprocess.PIPE
     )
