@@ -11,6 +11,10 @@ import aiohttp
 
 from support.client import Answer, complete
 
+RETRY_SECONDS = 0.1
+REFUSED_SECONDS = 15.0
+"""For how long a refused connection is tried again: no request was sent, so that none is lost."""
+
 
 @dataclass
 class Traffic:
@@ -26,7 +30,18 @@ class Traffic:
     tokens: int = 60
     kinds: int = 8
     wrong: list[str] = field(default_factory=list)
+    """Streams that ended in another way than right: truncated, refused, another text."""
+
+    broken: list[float] = field(default_factory=list)
+    """For how long each stream had run whose connection broke. A caller that kills routers tells these from `wrong`."""
+
+    refused: int = 0
+    """Connections that were refused and then tried again."""
+
     count: int = 0
+    """Streams that ended, right or wrong."""
+
+    opened: int = 0
     _expected: dict[int, str] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _stop: bool = False
@@ -44,8 +59,8 @@ class Traffic:
 
     async def learn(self, session: aiohttp.ClientSession) -> None:
         """What each answer is, from requests that nothing disturbs."""
-        for kind in range(self.kinds):
-            answer = await complete(session, self.url, self._body(kind))
+        answers = await asyncio.gather(*(complete(session, self.url, self._body(kind)) for kind in range(self.kinds)))
+        for kind, answer in enumerate(answers):
             if not self._good(answer):
                 raise AssertionError(f"without any disturbance: {answer.status} {answer.error} {answer.finish_reason}")
             self._expected[kind] = answer.text
@@ -63,22 +78,52 @@ class Traffic:
             kind = turn % self.kinds
             turn += 1
             started = time.monotonic()
+            self.opened += 1
             try:
-                answer = await complete(session, self.url, self._body(kind))
+                answer = await self._complete(session, kind)
+            except aiohttp.ClientConnectorError as error:
+                self.wrong.append(f"stream {index}: no connection for {REFUSED_SECONDS:g} s: {error}")
+                continue
             except (aiohttp.ClientError, OSError) as error:
-                self.wrong.append(f"stream {index}: {type(error).__name__}: {error}")
+                if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | ConnectionError):
+                    self.broken.append(time.monotonic() - started)
+                else:
+                    self.wrong.append(f"stream {index}: {type(error).__name__}: {error}")
                 continue
             self.count += 1
             if not self._good(answer) or answer.text != self._expected[kind]:
-                used = [answer.headers.get(f"x-forebay-{leg}") for leg in ("prefill", "decode")]
-                expected = self._expected[kind]
-                pairs = enumerate(zip(answer.text, expected, strict=False))
-                differs = next((at for at, (one, other) in pairs if one != other), None)
-                self.wrong.append(
-                    f"stream {index} on {used} after {time.monotonic() - started:.1f} s: status {answer.status}, "
-                    f"error {answer.error}, done {answer.done}, {len(answer.text)} of {len(expected)} characters, "
-                    f"differs at {differs}"
-                )
+                self.wrong.append(self._told(index, answer, self._expected[kind], time.monotonic() - started))
+
+    async def _complete(self, session: aiohttp.ClientSession, kind: int) -> Answer:
+        deadline = time.monotonic() + REFUSED_SECONDS
+        while True:
+            try:
+                return await complete(session, self.url, self._body(kind))
+            except aiohttp.ClientConnectorError:
+                self.refused += 1
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+    @staticmethod
+    def _told(index: int, answer: Answer, expected: str, seconds: float) -> str:
+        used = [answer.headers.get(f"x-forebay-{leg}") for leg in ("prefill", "decode")]
+        pairs = enumerate(zip(answer.text, expected, strict=False))
+        differs = next((at for at, (one, other) in pairs if one != other), None)
+        return (
+            f"stream {index} on {used} after {seconds:.1f} s: status {answer.status}, error {answer.error}, "
+            f"done {answer.done}, {len(answer.text)} of {len(expected)} characters, differs at {differs}"
+        )
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "open": self.opened - self.count - len(self.broken),
+            "wrong": self.wrong[:20],
+            "wrongs": len(self.wrong),
+            "broken": len(self.broken),
+            "refused": self.refused,
+        }
 
     async def stop(self) -> None:
         """Let the streams that run end, and take no more."""

@@ -9,10 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -20,28 +19,28 @@ import yaml
 
 from e2e.cluster.control_plane import ControlPlane, NotBuilt, control_plane
 from e2e.cluster.process_kubelet import ProcessKubelet
+from e2e.site import Site
 from forebay_operator import kube as k
 from forebay_operator.api import labels
 from support.fake_cluster import FakeCluster, simulated_model
 from support.fake_kube import FakeApi
 
 NAMESPACE = "llm"
-CRD_FILE = Path(__file__).parents[1] / "crds" / "serving.forebay.dev_disaggregatedmodels.yaml"
+CRD_FILE = Path(__file__).parents[2] / "crds" / "serving.forebay.dev_disaggregatedmodels.yaml"
 NAMESPACES = k.Resource("v1", "Namespace", "namespaces", namespaced=False)
 ROUTER_PORT = 8000
 
 
 @dataclass
-class Site:
+class ProcessSite(Site):
     """An API server, a kubelet that runs pods as processes, and an operator process that can be killed."""
 
-    kube: k.KubeClient
-    kubelet: ProcessKubelet
-    kubeconfig: Path
-    folder: Path
-    session: aiohttp.ClientSession
-    plane: ControlPlane | None
-    api: FakeApi | None
+    kubelet: ProcessKubelet = field(kw_only=True)
+    kubeconfig: Path = field(kw_only=True)
+    folder: Path = field(kw_only=True)
+    session: aiohttp.ClientSession = field(kw_only=True)
+    plane: ControlPlane | None = field(kw_only=True)
+    api: FakeApi | None = field(kw_only=True)
     """One of the two."""
 
     running: asyncio.Task[None] | None = None
@@ -64,56 +63,20 @@ class Site:
         finally:
             self._operator.kill()
 
-    async def apply(self, obj: dict[str, Any]) -> None:
-        await self.kube.apply(k.MODELS, {**obj, "metadata": {**obj["metadata"], "namespace": NAMESPACE}}, force=True)
-
-    async def model(self) -> dict[str, Any]:
-        return await self.kube.get(k.MODELS, NAMESPACE, "assistant")
-
-    async def pods(self, **marks: str) -> list[dict[str, Any]]:
-        selector = ",".join([labels.POOL, *(f"forebay.dev/{key}={value}" for key, value in marks.items())])
-        return await self.kube.list(k.PODS, NAMESPACE, selector=selector)
-
-    async def roles(self) -> tuple[int, int]:
-        held = [
-            pod["metadata"]["labels"].get(labels.ROLE)
-            for pod in await self.pods()
-            if not pod["metadata"].get("deletionTimestamp") and labels.DRAINING not in pod["metadata"]["labels"]
-        ]
-        return held.count("prefill"), held.count("decode")
-
-    async def set_targets(self, prefill: int, decode: int) -> None:
-        status = {"prefill": {"target": prefill}, "decode": {"target": decode}}
-        await self.kube.merge(k.MODELS, NAMESPACE, "assistant", {"status": status}, subresource="status")
-
-    async def settled(self) -> bool:
-        held = await self.model()
-        conditions = {c["type"]: c["status"] for c in held.get("status", {}).get("conditions", [])}
-        current = held.get("status", {}).get("observedGeneration") == held["metadata"]["generation"]
-        done = conditions.get("Ready") == "True" and conditions.get("Reconciling") == "False"
-        return current and done and "operation" not in held["status"]
-
     async def router(self) -> str:
-        pods = await self.kube.list(k.PODS, NAMESPACE, selector="app.kubernetes.io/component=router")
-        return f"http://{pods[0]['status']['podIP']}:{ROUTER_PORT}"
+        return f"http://{(await self.routers())[0]['status']['podIP']}:{ROUTER_PORT}"
 
-    async def until(self, what: str, check: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while True:
-            if self.running is not None and self.running.done():
-                self.running.result()
-            with contextlib.suppress(k.NotFound):
-                if await check():
-                    return
-            if asyncio.get_running_loop().time() > deadline:
-                status = (await self.model()).get("status")
-                log = (self.folder / "operator.log").read_text(errors="replace")[-2000:]
-                raise AssertionError(f"not within {seconds:g} s: {what}; status {json.dumps(status)}; operator: {log}")
-            await asyncio.sleep(0.1)
+    def watch(self) -> None:
+        if self.running is not None and self.running.done():
+            self.running.result()
+
+    async def told(self) -> str:
+        log = (self.folder / "operator.log").read_text(errors="replace")[-2000:]
+        return f"{await super().told()}\noperator: {log}"
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[ProcessSite]:
     async with contextlib.AsyncExitStack() as stack:
         api: FakeApi | None = None
         plane: ControlPlane | None = None
@@ -144,7 +107,16 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120), connector=aiohttp.TCPConnector(limit=0))
         )
-        made = Site(kube, kubelet, kubeconfig, tmp_path, session, plane, api)
+        made = ProcessSite(
+            kube,
+            NAMESPACE,
+            kubelet=kubelet,
+            kubeconfig=kubeconfig,
+            folder=tmp_path,
+            session=session,
+            plane=plane,
+            api=api,
+        )
 
         async def served() -> bool:
             await kube.list(k.MODELS, NAMESPACE)
@@ -162,4 +134,4 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
             await asyncio.gather(running, return_exceptions=True)
 
 
-__all__ = ["NAMESPACE", "Site", "simulated_model", "site"]
+__all__ = ["ProcessSite", "simulated_model", "site"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from e2e.conftest import Site, simulated_model
+from e2e.on_processes.conftest import ProcessSite, simulated_model
 from e2e.traffic import Traffic
 from forebay_operator.api import labels
 from support.client import complete
@@ -26,13 +26,9 @@ def model(prefill: int, decode: int, **more: Any) -> dict[str, Any]:
     return simulated_model(prefill, decode, **{"engine": engine(), "drain": {"timeoutSeconds": 60}, **more})
 
 
-async def at(site: Site, prefill: int, decode: int) -> bool:
-    return await site.roles() == (prefill, decode) and await site.settled()
-
-
-async def test_no_stream_is_harmed(site: Site) -> None:
+async def test_no_stream_is_harmed(site: ProcessSite) -> None:
     await site.apply(model(1, 3))
-    await site.until("four workers serve", lambda: at(site, 1, 3), SETTLE_SECONDS)
+    await site.until("four workers serve", lambda: site.at(1, 3), SETTLE_SECONDS)
     traffic = Traffic(await site.router(), "assistant", streams=STREAMS)
     await traffic.learn(site.session)
     await traffic.start(site.session)
@@ -51,12 +47,12 @@ async def test_no_stream_is_harmed(site: Site) -> None:
     for _ in range(2):
         for prefill, decode in ((2, 2), (1, 3)):
             await site.set_targets(prefill, decode)
-            await site.until(f"roles {prefill}:{decode}", lambda p=prefill, d=decode: at(site, p, d))  # type: ignore[misc]
+            await site.until(f"roles {prefill}:{decode}", lambda p=prefill, d=decode: site.at(p, d))  # type: ignore[misc]
             await flowing(2)
 
     # Scale in.
     await site.apply(model(1, 2))
-    await site.until("one less", lambda: at(site, 1, 2), SETTLE_SECONDS)
+    await site.until("one less", lambda: site.at(1, 2), SETTLE_SECONDS)
     await flowing(STREAMS)
 
     # The operator is killed while a worker leaves, and another one goes on.
@@ -69,7 +65,7 @@ async def test_no_stream_is_harmed(site: Site) -> None:
     site.end_operator(signal.SIGKILL)
     await flowing(2)
     site.start_operator()
-    await site.until("one less", lambda: at(site, 1, 1), SETTLE_SECONDS)
+    await site.until("one less", lambda: site.at(1, 1), SETTLE_SECONDS)
 
     # Roll out at 1P:1D without room for one more.
     before = {pod["metadata"]["uid"] for pod in await site.pods()}
@@ -77,18 +73,18 @@ async def test_no_stream_is_harmed(site: Site) -> None:
 
     async def rolled() -> bool:
         pods = {pod["metadata"]["uid"] for pod in await site.pods()}
-        return not pods & before and await at(site, 1, 1)
+        return not pods & before and await site.at(1, 1)
 
     await site.until("both rolled", rolled, 2 * SETTLE_SECONDS)
     await flowing(STREAMS)
     await traffic.stop()
-    assert traffic.wrong == []
+    assert (traffic.wrong, traffic.broken, traffic.refused) == ([], [], 0)
     assert traffic.count > 5 * STREAMS
 
 
-async def test_serving_goes_on_without_an_api_server(site: Site) -> None:
+async def test_serving_goes_on_without_an_api_server(site: ProcessSite) -> None:
     await site.apply(model(1, 1))
-    await site.until("both serve", lambda: at(site, 1, 1), SETTLE_SECONDS)
+    await site.until("both serve", lambda: site.at(1, 1), SETTLE_SECONDS)
     url = await site.router()
     if site.api is None:
         assert site.plane is not None
