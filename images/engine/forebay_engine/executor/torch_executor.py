@@ -1,4 +1,4 @@
-"""The real executor: a transformer in torch over one arena tensor. CPU now, CUDA by the same code."""
+"""The real executor: a transformer over one arena tensor, in torch or in the CPU kernels (forward.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 
 from forebay_engine.errors import ModelError
 from forebay_engine.executor.arena import allocate_arena
+from forebay_engine.executor.forward import make_forward
 from forebay_engine.executor.huge_pages import use_huge_pages
-from forebay_engine.executor.paged_attention import PagedAttention
 from forebay_engine.kv.arena import ArenaLayout
 from forebay_engine.model.dtype import resolve_dtype
-from forebay_engine.model.network import Network
 from forebay_engine.model.spec import read_spec
 from forebay_engine.sampling.sampler import sample, score
 from forebay_engine.types import SequenceStep, StepOutput
@@ -35,8 +34,9 @@ class TorchExecutor:
         dtype: str = "auto",
         threads: int = 1,
         device: str = "cpu",
+        kernels: bool = True,
     ) -> None:
-        """Load the model and allocate the arena.
+        """Load the model and allocate the arena. `kernels` False computes with torch where there are CPU kernels too.
 
         Raises ModelError when the folder can't be served, the dtype doesn't fit the device, or the memory is too small
         for one block.
@@ -62,10 +62,9 @@ class TorchExecutor:
                 f"{self.layout.block_bytes} bytes"
             )
         self.arena = allocate_arena(self.layout, self.num_blocks, self.dtype, self.device)
-        self._network = Network(model_dir, self.spec, self.dtype, self.device)
+        self._forward = make_forward(model_dir, self.spec, self.layout, self.arena, threads=threads, kernels=kernels)
         if self.device.type == "cpu":
             use_huge_pages(skip=(self.base_address(), self.base_address() + self.num_blocks * self.layout.block_bytes))
-        self._attention = PagedAttention(self.arena, self.layout, self.spec.heads)
 
     def base_address(self) -> int:
         return self.arena.data_ptr()
@@ -75,16 +74,12 @@ class TorchExecutor:
         if not steps:
             return []
         with torch.inference_mode():
-            order, attention = self._attention.plan(steps)
-            token_ids = [token for i in order for token in steps[i].token_ids]
-            positions = [p for i in order for p in range(steps[i].start, steps[i].start + len(steps[i].token_ids))]
-            hidden = self._network.forward(
-                torch.tensor(token_ids, device=self.device), torch.tensor(positions, device=self.device), attention
-            )
+            order, hidden = self._forward.hidden(steps)
             return self._outputs(steps, order, hidden)
 
     def close(self) -> None:
-        """Nothing to end: the arena lives until the transport lets go of it too."""
+        """The arena lives until the transport lets go of it too."""
+        self._forward.close()
 
     def _outputs(self, steps: Sequence[SequenceStep], order: list[int], hidden: torch.Tensor) -> list[StepOutput]:
         outputs = [StepOutput(None) for _ in steps]
@@ -104,7 +99,7 @@ class TorchExecutor:
                 specs.append(step.sample)
         if sampled:
             # Only rows that give a token meet the vocabulary: for a small model it is the largest matrix.
-            tokens = sample(self._network.logits(hidden[rows]), specs)
+            tokens = sample(self._forward.logits(hidden[rows]), specs)
             for i, output in zip(sampled, tokens, strict=True):
                 outputs[i] = output
         for i, logprobs in scored.items():
@@ -123,6 +118,6 @@ class TorchExecutor:
         found: list[TokenLogprob] = []
         for first in range(0, len(targets), _SCORED_ROWS):
             part = targets[first : first + _SCORED_ROWS]
-            logits = self._network.logits(hidden[first : first + len(part)]).double().cpu().numpy()
+            logits = self._forward.logits(hidden[first : first + len(part)]).double().cpu().numpy()
             found.extend(score(logits[i], target, top) for i, target in enumerate(part))
         return found
