@@ -1,4 +1,4 @@
-"""The `forebay` command. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+"""The `forebay` command. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted; `plan` has its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import msgspec
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from forebay_operator.api.ratio import parse_ratio
 from forebay_operator.local import control, table
@@ -42,6 +43,18 @@ class _UpConsole(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         os.kill(os.getpid(), signal.SIGHUP)
+
+
+class _FailsWithOne(TyperCommand):
+    """Bad arguments end with 1: of `forebay plan` 2 says that there are changes."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except Exception as error:
+            if getattr(error, "exit_code", None) == 2:
+                error.exit_code = 1  # type: ignore[attr-defined]
+            raise
 
 
 def _reports_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -266,6 +279,33 @@ def replay_command(
         replay(options, Console())
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+@app.command(name="plan", cls=_FailsWithOne)
+@_reports_errors
+def plan_command(
+    file: Annotated[str, typer.Option("--filename", "-f", help="A DisaggregatedModel in YAML; - is standard input.")],
+    kubeconfig: Annotated[str | None, typer.Option(help="Instead of $KUBECONFIG or ~/.kube/config.")] = None,
+    context: Annotated[str | None, typer.Option(help="Of the kubeconfig, instead of the current one.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Instead of the context's.")] = None,
+    engine_image: Annotated[
+        str | None, typer.Option(help="The operator's, where its Deployment can't be read.")
+    ] = None,
+    router_image: Annotated[str | None, typer.Option(help="As --engine-image.")] = None,
+    output: Output = "table",
+) -> None:
+    """What applying a file to a cluster would change, pod by pod and object by object. Changes nothing.
+
+    Exit code 0: nothing to do. 2: there are changes. 1: an error, or a change that would be refused.
+    """
+    from forebay_operator.preview import command  # the Kubernetes client takes a second to import
+
+    if output not in ("table", "json"):
+        raise LocalError(f"{output!r} is no output format; use table or json")
+    options = command.PlanOptions(file, kubeconfig, context, namespace, engine_image, router_image)
+    text, code = command.plan(options, output)
+    print(text)
+    raise typer.Exit(code)
 
 
 @app.command()

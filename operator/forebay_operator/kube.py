@@ -143,7 +143,7 @@ class NotLeading(Exception):
 class Kube(Protocol):
     """Every method raises ApiError. A name that is empty or a list's namespace of None means: of all namespaces."""
 
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object: ...
+    async def get(self, resource: Resource, namespace: str | None, name: str, *, subresource: str = "") -> Object: ...
 
     async def list(
         self, resource: Resource, namespace: str | None, *, selector: str = "", fields: str = ""
@@ -154,13 +154,27 @@ class Kube(Protocol):
     async def replace(self, resource: Resource, obj: Object) -> Object: ...
 
     async def apply(
-        self, resource: Resource, obj: Object, *, force: bool, subresource: str = "", dry_run: bool = False
+        self,
+        resource: Resource,
+        obj: Object,
+        *,
+        force: bool,
+        subresource: str = "",
+        dry_run: bool = False,
+        manager: str = labels.FIELD_MANAGER,
     ) -> Object:
-        """Server-side apply under our field manager."""
+        """Server-side apply, under our field manager unless another is named."""
         ...
 
     async def merge(
-        self, resource: Resource, namespace: str | None, name: str, patch: Object, *, subresource: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        patch: Object,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
     ) -> Object: ...
 
     async def delete(
@@ -187,16 +201,19 @@ class KubeClient:
         self._on_request = on_request
 
     @classmethod
-    async def connect(cls, **options: Any) -> KubeClient:
-        """By the pod's service account, else by $KUBECONFIG or ~/.kube/config. Raises ApiError without either."""
+    async def connect(cls, *, kubeconfig: str | None = None, context: str | None = None, **options: Any) -> KubeClient:
+        """By a kubeconfig or context that is named, else by the pod's service account, else by $KUBECONFIG or
+        ~/.kube/config. Raises ApiError without any."""
         from kubernetes.aio import client, config
 
         configuration = client.Configuration()
         try:
             try:
+                if kubeconfig is not None or context is not None:
+                    raise config.ConfigException("another one is named")
                 config.load_incluster_config(configuration)
             except config.ConfigException:
-                await config.load_kube_config(client_configuration=configuration)
+                await config.load_kube_config(kubeconfig, context, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
             raise ApiError("finding the API server", 0, "NoConfig", f"{error}; set KUBECONFIG") from error
         # Proxies are for the outside world; the API server is not in it (kopf's networking.trust_env, same reason).
@@ -206,8 +223,8 @@ class KubeClient:
     async def close(self) -> None:
         await self._client.close()
 
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        return await self._request("get", "GET", resource, namespace, name)
+    async def get(self, resource: Resource, namespace: str | None, name: str, *, subresource: str = "") -> Object:
+        return await self._request("get", "GET", resource, namespace, name, subresource=subresource)
 
     async def list(
         self, resource: Resource, namespace: str | None, *, selector: str = "", fields: str = ""
@@ -251,10 +268,17 @@ class KubeClient:
         return await self._request("update", "PUT", resource, _namespace(obj), _name(obj), query=query, body=obj)
 
     async def apply(
-        self, resource: Resource, obj: Object, *, force: bool, subresource: str = "", dry_run: bool = False
+        self,
+        resource: Resource,
+        obj: Object,
+        *,
+        force: bool,
+        subresource: str = "",
+        dry_run: bool = False,
+        manager: str = labels.FIELD_MANAGER,
     ) -> Object:
         query = {
-            "fieldManager": labels.FIELD_MANAGER,
+            "fieldManager": manager,
             "force": "true" if force else "false",
             "fieldValidation": "Strict",
         }
@@ -273,8 +297,18 @@ class KubeClient:
         )
 
     async def merge(
-        self, resource: Resource, namespace: str | None, name: str, patch: Object, *, subresource: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        patch: Object,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
     ) -> Object:
+        query = {"fieldManager": labels.FIELD_MANAGER}
+        if dry_run:
+            query["dryRun"] = "All"
         return await self._request(
             "patch",
             "PATCH",
@@ -282,7 +316,7 @@ class KubeClient:
             namespace,
             name,
             subresource=subresource,
-            query={"fieldManager": labels.FIELD_MANAGER},
+            query=query,
             body=patch,
             content_type="application/merge-patch+json",
         )

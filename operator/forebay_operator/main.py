@@ -25,9 +25,10 @@ from forebay_operator.act.apply import Applier, ApplyCache
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.events import Recorder
 from forebay_operator.health import HealthServer
-from forebay_operator.kube import POD_MONITORS, ApiError, Forbidden, Kube, KubeClient, NotFound
+from forebay_operator.kube import ApiError, Kube, KubeClient
 from forebay_operator.leader import LeaderElector
 from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.discovery import has_pod_monitors
 from forebay_operator.observe.gather import Gatherer, Nodes
 from forebay_operator.observe.load import HttpWorkers, Workers
 from forebay_operator.queue import WorkQueue
@@ -199,15 +200,6 @@ class Operator:
         finally:
             stop.set()
         raise Stopped
-
-
-async def has_pod_monitors(kube: Kube, namespaces: Sequence[str]) -> bool:
-    """Whether the cluster has that kind, and we may use it."""
-    try:
-        await kube.list(POD_MONITORS, namespaces[0] if namespaces else None)
-    except (NotFound, Forbidden):
-        return False
-    return True
 
 
 async def serve(settings: Settings) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from forebay_operator.act.apply import Owner
 from forebay_operator.act.operation import Operation
-from forebay_operator.act.plan import Plan, plan
+from forebay_operator.act.plan import Plan, PoolGoal, Rules, plan
 from forebay_operator.act.roles import Targets
 from forebay_operator.api.labels import POOL, POOLS, Pool
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
@@ -36,6 +36,11 @@ class Turn:
     built: Sequence[Object]
     """Children, without the counts of the workers' Deployments."""
 
+    goals: Mapping[Pool, PoolGoal]
+    rules: Rules
+    recorded: Operation | None
+    """From status: what was under way."""
+
     plan: Plan
 
     @property
@@ -46,16 +51,12 @@ class Turn:
     def status(self) -> Mapping[str, Any]:
         return self.raw.get("status") or {}
 
-    @property
-    def deployments(self) -> dict[Pool, str]:
-        """Names of the workers' Deployments of the current revision."""
-        return {pool: _worker_deployment(self.built, pool)["metadata"]["name"] for pool in POOLS}
-
-    def children(self) -> list[Object]:
-        """As they are to be applied: with the counts that the plan says."""
+    def children(self, replicas: Mapping[str, int] | None = None) -> list[Object]:
+        """As they are to be applied: with the counts that the plan says, or with `replicas`."""
+        counts = self.plan.replicas if replicas is None else replicas
         wanted: list[Object] = []
         for child in self.built:
-            count = self.plan.replicas.get(child["metadata"]["name"]) if child["kind"] == "Deployment" else None
+            count = counts.get(child["metadata"]["name"]) if child["kind"] == "Deployment" else None
             if count is not None:
                 child = {**child, "spec": {"replicas": count, **child["spec"]}}
             wanted.append(child)
@@ -74,15 +75,22 @@ def take_turn(
     built = children(model, uid=owner.uid, replicas=dict.fromkeys(POOLS), surroundings=surroundings)
     counts = pool_counts(model, status, gathered.observation)
     names: dict[Pool, str] = {pool: _worker_deployment(built, pool)["metadata"]["name"] for pool in POOLS}
-    step = plan(
-        gathered.observation,
-        pool_goals(counts, names),
-        Operation.from_status(status.get("operation")),
-        gathered.loads.fenced,
-        rules(model.spec),
-        now,
+    goals = pool_goals(counts, names)
+    recorded = Operation.from_status(status.get("operation"))
+    allowed = rules(model.spec)
+    return Turn(
+        raw=raw,
+        owner=owner,
+        model=model,
+        gathered=gathered,
+        counts=counts,
+        targets=role_targets(model.spec, status, counts),
+        built=built,
+        goals=goals,
+        rules=allowed,
+        recorded=recorded,
+        plan=plan(gathered.observation, goals, recorded, gathered.loads.fenced, allowed, now),
     )
-    return Turn(raw, owner, model, gathered, counts, role_targets(model.spec, status, counts), built, step)
 
 
 def _worker_deployment(built: Sequence[Object], pool: Pool) -> Object:

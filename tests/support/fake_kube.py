@@ -65,6 +65,10 @@ class Call:
     def write(self) -> bool:
         return self.verb not in ("get", "list", "watch")
 
+    @property
+    def changes(self) -> bool:
+        return self.write and "dryRun" not in self.query
+
     def __str__(self) -> str:
         return f"{self.verb} {self.plural}{'/' + self.subresource if self.subresource else ''} {self.name}"
 
@@ -228,6 +232,8 @@ class FakeApi:
             raise Refused(415, "UnsupportedMediaType", "JSON patch")
         self._check_version(call.body, held)
         _merge(obj, {k: v for k, v in call.body.items() if call.subresource != "status" or k in ("status", "metadata")})
+        if call.query.get("dryRun"):
+            return 200, obj
         return 200, clone(self._store(resource, obj, status=True))
 
     def _check_version(self, body: Object, held: Object) -> None:
@@ -306,7 +312,7 @@ class FakeApi:
             if call.verb == "watch":
                 return await self._watch(request, call, resource)
             status, answer = self.handle(call, resource, request.content_type)
-            if call.write and self.on_write is not None:
+            if call.changes and self.on_write is not None:
                 self.on_write()
             if self.after is not None:
                 self.after(call)
@@ -440,7 +446,7 @@ class DirectClient(kube.KubeClient):
             if call.plural in api.missing:
                 raise Refused(404, "NotFound", "the server could not find the requested resource")
             _, answer = api.handle(call, resource, content_type)
-            if call.write and api.on_write is not None:
+            if call.changes and api.on_write is not None:
                 api.on_write()
             if api.after is not None:
                 api.after(call)

@@ -195,9 +195,10 @@ class Applier:
         same = after["metadata"].get("resourceVersion") == live["metadata"].get("resourceVersion")
         return Applied(Result.UNCHANGED if same else Result.CHANGED, after, taken)
 
-    async def check(self, desired: Object, owner: Owner) -> None:
-        """A dry run: raises Invalid or Forbidden when the API server or an admission webhook would refuse `desired`."""
-        await self._kube.apply(resource_of(desired), owned(desired, owner), force=True, dry_run=True)
+    async def dry_run(self, desired: Object, owner: Owner) -> Object:
+        """What an apply would make of `desired`. Raises Invalid or Forbidden when the API server or an admission
+        webhook would refuse it."""
+        return await self._kube.apply(resource_of(desired), owned(desired, owner), force=True, dry_run=True)
 
     async def remove(self, obj: Object, owner: Owner) -> bool:
         """Delete a child that should not be there any more; False when it is not ours or gone already."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from forebay_operator.kube import KubeClient, Object
 from forebay_operator.leader import LeaderElector
 from forebay_operator.main import Operator
 from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.gather import Nodes
 from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
+from forebay_operator.preview.changes import Action
+from forebay_operator.preview.forecast import Fate
+from forebay_operator.preview.preview import Preview, preview
 from forebay_operator.settings import Settings
 from forebay_operator.status.build import build_status
 from forebay_wire.load import LoadReport
@@ -202,6 +207,41 @@ async def test_the_life_of_a_model(site: Site) -> None:
             return not left
 
         await site.until("nothing left", gone)
+
+
+async def test_a_plan_is_what_then_happens(site: Site) -> None:
+    """On the real server's own dry runs: nothing planned at rest, and a plan that comes true."""
+    workers, surroundings = site.workers, Surroundings("default")
+
+    async def plan(obj: Object) -> Preview:
+        written = {**obj, "metadata": {**obj["metadata"], "namespace": site.namespace}}
+        nodes = Nodes(site.kube, asyncio.get_running_loop().time)
+        return await preview(site.kube, written, workers, nodes, surroundings, datetime.now(UTC))
+
+    first = await plan(simulated_model(1, 3))
+    assert first.changes
+    assert not first.refused, first.objects
+    assert {change.action for change in (first.model, *first.objects)} == {Action.CREATE}
+    assert await site.kube.list(k.MODELS, site.namespace) == []
+    async with site.operator():
+        await site.apply(simulated_model(1, 3))
+        await site.until("roles", lambda: _equals(site.roles, {"prefill": 1, "decode": 3}))
+        await site.until("settled", site.is_settled)
+        await _at_rest(site)
+        made = {(obj["kind"], obj["metadata"]["name"]) for resource in k.CHILDREN if resource is not k.POD_MONITORS
+                for obj in await site.kube.list(resource, site.namespace, selector=labels.MODEL)}  # fmt: skip
+        assert {(change.kind, change.name) for change in first.objects} == made
+        again = await plan(simulated_model(1, 3))
+        assert not again.changes, [change for change in again.objects if change.action is not Action.KEEP]
+
+        smaller = await plan(simulated_model(1, 2))
+        drained = [pod.name for pod in smaller.forecast.pods if pod.fate is Fate.DRAINED]
+        await site.apply(simulated_model(1, 2))
+        await site.until("two decode workers", lambda: _equals(site.roles, {"prefill": 1, "decode": 2}))
+        pods = await site.kube.list(k.PODS, site.namespace, selector=labels.ROLE)
+        left = {pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")}
+        assert left == {pod.name for pod in smaller.forecast.pods if pod.fate is Fate.KEPT}
+        assert len(drained) == 1
 
 
 async def _at_rest(site: Site) -> None:

@@ -15,8 +15,9 @@ from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.health import HealthServer
 from forebay_operator.kube import KubeClient
-from forebay_operator.main import LeaseLost, has_pod_monitors, parse_args
+from forebay_operator.main import LeaseLost, parse_args
 from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.discovery import has_pod_monitors
 from forebay_operator.watching import WatchHealth
 from support.fake_cluster import FakeCluster, simulated_model
 from support.fake_kube import Call, FakeApi, Object, Refused, eventually

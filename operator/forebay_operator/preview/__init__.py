@@ -1,0 +1,1 @@
+"""`forebay plan`: what applying a file would change, pod by pod and object by object, without changing anything."""
