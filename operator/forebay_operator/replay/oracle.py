@@ -35,44 +35,67 @@ class Found:
     missed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    schedule: list[int]
+    minutes: list[int]
+    """Requests that missed, by the minute of their arrival."""
+
+    @property
+    def missed(self) -> int:
+        return sum(self.minutes)
+
+
+def minutes_missed(outcome: Outcome, setup: Setup) -> list[int]:
+    """Requests that missed an objective, by the minute of their arrival."""
+    counts = [0] * (int(outcome.jobs[-1].arrived // KNOT_SECONDS) + 1)
+    for job in outcome.jobs:
+        tpot = (job.last - job.first) / (job.output - 1) if job.output > 1 else 0.0
+        good = job.last >= 0 and job.first - job.arrived <= setup.ttft_seconds and tpot <= setup.tpot_seconds
+        counts[int(job.arrived // KNOT_SECONDS)] += not good
+    return counts
+
+
 class Oracle:
-    def __init__(self, trace: Trace, setup: Setup, make_worker: MakeWorker, refine: int = REFINE_REPLAYS) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        setup: Setup,
+        make_worker: MakeWorker,
+        refine: int = REFINE_REPLAYS,
+        fixed_missed: dict[int, list[int]] | None = None,
+    ) -> None:
+        """`fixed_missed`: minutes_missed() of every fixed split, by prefill workers, where they were replayed before;
+        they do not depend on the gear."""
         self._trace = trace
         self._setup = setup
         self._make = make_worker
         self._refine = refine
+        self._fixed_missed = fixed_missed
         self._knots = int(trace[-1].at // KNOT_SECONDS) + 1
 
     def search(self) -> Found:
         """At least as good as the best fixed split."""
-        splits = range(1, self._setup.workers)
-        missed = {q: self._minutes(self._run([q])) for q in splits}
-        fixed = min((Found([q], sum(missed[q])) for q in splits), key=lambda f: f.missed)
-        planned = self._replayed(self._plan(missed))
-        best = min(fixed, planned, key=lambda f: f.missed)
+        missed = self._fixed_missed or {q: self._replayed([q]).minutes for q in range(1, self._setup.workers)}
+        best = min((Replayed([q], counts) for q, counts in missed.items()), key=lambda r: r.missed)
+        seen = {q: list(counts) for q, counts in missed.items()}
+        tried = self._replayed(self._plan(seen))
         for _ in range(self._refine):
-            tried = self._replayed(self._improve(best.schedule, missed))
+            if tried.missed < best.missed:
+                best = tried
+            schedule = self._plan(self._corrected(seen, tried))
+            if schedule == tried.schedule:
+                break
+            tried = self._replayed(schedule)
             if tried.missed >= best.missed:
                 break
-            best = tried
-        return best
+        best = min(best, tried, key=lambda r: r.missed)
+        return Found(best.schedule, best.missed)
 
-    def _run(self, schedule: list[int]) -> Outcome:
+    def _replayed(self, schedule: list[int]) -> Replayed:
         setup = replace(self._setup, start_prefill=schedule[0])
-        return Cluster(setup, self._make).run(self._trace, Scheduled(schedule))
-
-    def _replayed(self, schedule: list[int]) -> Found:
-        return Found(schedule, sum(self._minutes(self._run(schedule))))
-
-    def _minutes(self, outcome: Outcome) -> list[int]:
-        """Requests that missed an objective, by the minute of their arrival."""
-        setup = self._setup
-        counts = [0] * self._knots
-        for job in outcome.jobs:
-            tpot = (job.last - job.first) / (job.output - 1) if job.output > 1 else 0.0
-            good = job.last >= 0 and job.first - job.arrived <= setup.ttft_seconds and tpot <= setup.tpot_seconds
-            counts[int(job.arrived // KNOT_SECONDS)] += not good
-        return counts
+        outcome = Cluster(setup, self._make).run(self._trace, Scheduled(schedule))
+        return Replayed(schedule, minutes_missed(outcome, setup))
 
     def _plan(self, missed: dict[int, list[int]]) -> list[int]:
         """The cheapest path. A move charges the worse split's misses for the share of minutes a worker is out."""
@@ -102,11 +125,9 @@ class Oracle:
             schedule.append(chosen[schedule[-1]])
         return schedule[::-1]
 
-    def _improve(self, schedule: list[int], missed: dict[int, list[int]]) -> list[int]:
-        """Replay it, and replan with what its own minutes cost where they differ from the fixed splits'."""
-        full = [schedule[min(i, len(schedule) - 1)] for i in range(self._knots)]
-        for minute, count in enumerate(self._minutes(self._run(schedule))):
-            missed[full[minute]] = [
-                (count + old) // 2 if i == minute else old for i, old in enumerate(missed[full[minute]])
-            ]
-        return self._plan(missed)
+    def _corrected(self, missed: dict[int, list[int]], tried: Replayed) -> dict[int, list[int]]:
+        """What its own minutes cost, where they differ from the fixed splits', goes half into the next plan."""
+        for minute, count in enumerate(tried.minutes):
+            costs = missed[tried.schedule[min(minute, len(tried.schedule) - 1)]]
+            costs[minute] = (count + costs[minute]) // 2
+        return missed

@@ -69,14 +69,16 @@ def run(
     prefill_bias: float = 1.0,
     decode_bias: float = 1.0,
     after: float = 0.0,
+    fixed_missed: dict[int, list[int]] | None = None,
 ) -> Ran:
     """Replay `trace` under `policy` (policy_names()). `fixed:P:D` starts at P:D, others at setup.start_prefill.
 
+    `fixed_missed` spares the oracle its replays of fixed splits.
     Raises ReplayError for a policy that is not known.
     """
     law: Law | Scheduled | None
     if policy == "oracle":
-        best = Oracle(trace, setup, PATHS[path]).search()
+        best = Oracle(trace, setup, PATHS[path], fixed_missed=fixed_missed).search()
         law = Scheduled(best.schedule)
         setup = replace(setup, start_prefill=best.schedule[0])
     elif policy.startswith("fixed:"):
