@@ -12,15 +12,13 @@ import aiohttp
 import msgspec
 
 from forebay_operator.local.errors import LocalError
+from forebay_operator.sse import events
 from forebay_wire.headers import DECODE, PREFILL
 from forebay_wire.paths import CHAT
-from forebay_wire.stream import parse
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 STALL_TIMEOUT_SECONDS = 120.0
 """Without a byte for this long the answer counts as lost. A long prompt on a CPU takes a while."""
-
-_EVENT_LIMIT = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ async def stream_chat(
                 raise LocalError(f"{url} answered {response.status}: {_error_text(await response.content.read(4096))}")
             answer.prefill, answer.decode = response.headers.get(PREFILL), response.headers.get(DECODE)
             done = False
-            async for event in _events(response.content):
+            async for event in events(response.content):
                 if event == b"[DONE]":
                     # Read on to the end: a client that leaves before it looks like one that gave up.
                     done = True
@@ -91,20 +89,8 @@ async def stream_chat(
         raise LocalError(f"{url} was silent for too long ({STALL_TIMEOUT_SECONDS:g} s)") from None
     except aiohttp.ClientError as error:
         raise LocalError(f"{url} can't be reached: {error}") from None
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise LocalError(f"{url} sent what is no chat chunk: {error}") from None
-
-
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    buffer = b""
-    async for chunk in content.iter_any():
-        buffer += chunk
-        while b"\n\n" in buffer:
-            raw, buffer = buffer.split(b"\n\n", 1)
-            for data in parse(raw)[1]:
-                yield data
-        if len(buffer) > _EVENT_LIMIT:
-            raise LocalError(f"the answer holds an event of more than {_EVENT_LIMIT} bytes")
 
 
 def _take(chunk: Any, answer: Answer) -> str:

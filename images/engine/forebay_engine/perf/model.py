@@ -62,6 +62,9 @@ class PerfModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ttft_objective_seconds: float
     tpot_objective_seconds: float
 
+    role_switch_seconds: float | None = None
+    """Until a router uses a worker's new role, where it was measured."""
+
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of all layers: 2 * layers * kv_heads * head_size * itemsize."""
