@@ -70,6 +70,13 @@ def _reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             code, text = 1, str(error)
         except KeyboardInterrupt:
             code, text = 130, "interrupted"
+        except BrokenPipeError:
+            # Whoever read the output has enough. What is still in its buffer would fail once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            code, text = 1, f"{where}{error.strerror or error}"
         print(f"error: {text}", file=sys.stderr)
         raise typer.Exit(code)
 
@@ -279,6 +286,38 @@ def replay_command(
         replay(options, Console())
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+@app.command(name="calibrate")
+@_reports_errors
+def calibrate_command(
+    url: Annotated[str | None, typer.Argument(help="Of a router. Without it: the running `forebay up`.")] = None,
+    name: Name = None,
+    out: Annotated[Path, typer.Option(help="The performance model to write.")] = Path("calibrated.json"),
+    minutes: Annotated[float, typer.Option(min=0.1, max=60, help="At most, about.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Of the prompts' text.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Measure an idle pool's prefill, decode, transfer and role switch; write what replay can start from.
+
+    $FOREBAY_API_KEY is sent when it is set.
+    """
+    from forebay_operator.calibrate.command import CalibrateOptions, calibrate  # imports the performance models
+
+    switch = None
+    if url is None:
+        running = control.Control(choose_running(name))
+        url = asyncio.run(running.status()).endpoint
+
+        async def switch(split: str) -> None:
+            await running.ratio(split)
+
+    key = os.environ.get("FOREBAY_API_KEY")
+    options = CalibrateOptions(url, out, out.stem, 60 * minutes, seed, key)
+    try:
+        calibrate(options, Console(), switch, as_json=as_json)
+    except ValueError as error:
+        raise LocalError(str(error)) from None
 
 
 @app.command(name="plan", cls=_FailsWithOne)

@@ -55,6 +55,8 @@ def setup_of(options: ReplayOptions) -> Setup:
         raise ReplayError(f"--workers is {options.workers}; prefill and decode need one each")
     model = load(options.perf)
     gear = parse_gear(options.gear)
+    if options.gear == "role" and model.role_switch_seconds is not None:
+        gear = role_gear(model.role_switch_seconds)
     if options.role_switch_seconds is not None:
         gear = role_gear(options.role_switch_seconds)
     if options.replica_start_seconds is not None:
