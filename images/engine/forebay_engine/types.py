@@ -76,6 +76,12 @@ class EngineRequest(msgspec.Struct, tag=True):
     pull: PullSource | None = None
     """Decode leg: fetch the prompt's KV before the first step; when that fails, compute it here."""
 
+    step_seconds: float = 0.0
+    """The longest step it is to decode in: prompts computed beside it get chunks to match. 0: any."""
+
+    wait_seconds: float = 0.0
+    """Its prompt is to be computed within this, or else refused with a 429 at once. 0: whenever."""
+
 
 class Abort(msgspec.Struct, tag=True):
     """Stop a request, free its blocks, release its lease. Unknown ids are ignored."""

@@ -16,6 +16,13 @@ DECODE = "x-forebay-decode"
 ROUTER = "x-forebay-router"
 """Request to a worker: id of the sending router; the worker counts these per router for `LoadReport.seen`."""
 
+STEP_SECONDS = "x-forebay-step-seconds"
+"""Request to a worker: the longest step that this answer's tokens should wait for. Prompts beside it get chunks to
+match."""
+
+WAIT_SECONDS = "x-forebay-wait-seconds"
+"""Request to a worker: refuse it with 429 and Retry-After when its prompt would be computed later than this."""
+
 LOAD = "x-forebay-load"
 """Response of a worker: its `LoadReport` as compact JSON, at the time the headers were written."""
 

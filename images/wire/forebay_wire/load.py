@@ -35,6 +35,12 @@ class LoadReport(msgspec.Struct, omit_defaults=True, frozen=True):
     decoding: int = 0
     """Requests that the last step made a token for."""
 
+    decode_step_seconds: float = 0.0
+    """Of a step that only decodes, as batches are now; 0: nothing decodes, or it is not known yet."""
+
+    mixed_tokens_per_second: float = 0.0
+    """Prompt tokens that fit beside the decodes of now without making a step longer than requests allow; 0: unknown."""
+
     free_blocks: int = 0
     total_blocks: int = 0
     block_size: int = 16
@@ -44,7 +50,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True, frozen=True):
 
     max_running: int = 0
     prefill_tokens_per_second: float = 0.0
-    """Measured velocity of prefill steps; 0 while unknown."""
+    """Measured velocity of steps that compute prompts only; 0 while unknown."""
 
     transport: str = "Unknown"
     kv_bytes_received: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from forebay_engine.kv.blocks import BlockPool
@@ -580,3 +581,73 @@ class TestReports:
         plan = scheduler.schedule()
         with pytest.raises(ValueError, match="0 outputs for 1 steps"):
             scheduler.update(plan, [])
+
+
+class TestPace:
+    def warmed(self) -> Scheduler:
+        """0.001 s a prompt token, 0.020 s a decode step."""
+        scheduler = made(400, tokens=512, model_len=1600)
+        for _ in range(40):
+            scheduler.pace.observe(512, 0, 0.512)
+            scheduler.pace.observe(0, 1, 0.020)
+        return scheduler
+
+    def decoding(self, scheduler: Scheduler, name: str, step_seconds: float) -> None:
+        scheduler.add(msgspec.structs.replace(request(name, 3), step_seconds=step_seconds))
+        run(scheduler)
+
+    def test_a_prompt_beside_decodes_gets_what_the_step_has_time_for(self) -> None:
+        scheduler = self.warmed()
+        self.decoding(scheduler, "a", 0.060)
+        scheduler.add(request("b", 500))
+        sizes: list[int] = []
+        while sum(sizes) < 500:
+            plan = scheduler.schedule()
+            size = dict(shape(plan))["b"]
+            scheduler.pace.observe(size, 1, 0.020 + 0.001 * size)
+            scheduler.update(plan, [StepOutput(5 if step.sample is not None else None) for step in plan.steps])
+            sizes.append(size)
+        assert sizes[0] <= 64, "a first guess"
+        assert all(38 <= size <= 41 for size in sizes[1:-1])
+
+    def test_without_a_limit_or_without_decodes_the_budget_holds(self) -> None:
+        scheduler = self.warmed()
+        self.decoding(scheduler, "a", 0.0)
+        scheduler.add(request("b", 500))
+        assert dict(shape(run(scheduler)[0]))["b"] == 500
+        alone = self.warmed()
+        alone.add(msgspec.structs.replace(request("c", 500), step_seconds=0.060))
+        assert shape(run(alone)[0]) == [("c", 500)]
+
+    def test_the_strictest_of_the_decodes_counts(self) -> None:
+        scheduler = self.warmed()
+        self.decoding(scheduler, "a", 0.500)
+        self.decoding(scheduler, "b", 0.050)
+        scheduler.add(request("c", 500))
+        assert dict(shape(run(scheduler)[0]))["c"] <= 64
+
+    def test_a_prompt_that_would_come_too_late_is_refused(self) -> None:
+        scheduler = self.warmed()
+        late = msgspec.structs.replace(request("b", 100), wait_seconds=0.5)
+        # Idle: nobody could do better.
+        assert scheduler.add(msgspec.structs.replace(request("lone", 900), wait_seconds=0.01)) is None
+        failure = scheduler.add(late)
+        assert failure is not None
+        assert failure.status == 429
+        assert failure.retry_after_seconds == pytest.approx(0.5, abs=0.02)
+        assert "1.00 s" in failure.message
+        assert scheduler.waiting == 1
+        assert scheduler.add(msgspec.structs.replace(late, wait_seconds=1.1)) is None
+
+    def test_what_is_cached_does_not_count(self) -> None:
+        scheduler = self.warmed()
+        prompt = list(range(1, 401))
+        scheduler.add(request("a", prompt, max_tokens=1))
+        run(scheduler)
+        scheduler.add(request("other", 300))
+        assert scheduler.add(msgspec.structs.replace(request("b", prompt), wait_seconds=0.4)) is None
+
+    def test_without_a_pace_nothing_is_refused(self) -> None:
+        scheduler = made(400, tokens=512, model_len=1600)
+        scheduler.add(request("a", 1000))
+        assert scheduler.add(msgspec.structs.replace(request("b", 1000), wait_seconds=0.001)) is None

@@ -48,6 +48,10 @@ class CoreStats(msgspec.Struct, tag=True, frozen=True):
     decode_step_resident: int = 0
     decoding: int = 0
     """Requests that the last step made a token for; 0 when nothing runs."""
+    decode_step_seconds: float = 0.0
+    """Of a step that only decodes, as of now; 0 when nothing does, or not known yet."""
+    mixed_tokens_per_second: float = 0.0
+    """Prompt tokens that fit beside the decodes of now; 0: unknown."""
     preemptions: int = 0
     recomputed: int = 0
     leases_expired: int = 0

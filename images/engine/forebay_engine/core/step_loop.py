@@ -248,12 +248,15 @@ class StepLoop:
             self._decode_step_resident += sum(step.start + 1 for step in plan.steps)
         self._decode_tokens += single
         self._decoding = single
+        self._scheduler.pace.observe(chunk_tokens, single, seconds)
 
     def _report(self, now: float) -> None:
         if now < self._next_stats:
             return
         self._next_stats = now + STATS_INTERVAL_SECONDS
         scheduler = self._scheduler
+        # A step's requests may have ended with it.
+        decoding = min(self._decoding, scheduler.running)
         stats = CoreStats(
             running=scheduler.running,
             waiting=scheduler.waiting,
@@ -273,8 +276,9 @@ class StepLoop:
             decode_busy_seconds=self._decode_busy,
             decode_step_sequences=self._decode_step_sequences,
             decode_step_resident=self._decode_step_resident,
-            # A step's requests may have ended with it.
-            decoding=min(self._decoding, scheduler.running),
+            decoding=decoding,
+            decode_step_seconds=scheduler.pace.decode_seconds if decoding else 0.0,
+            mixed_tokens_per_second=scheduler.pace.mixed_velocity(bool(decoding)),
             preemptions=scheduler.preemptions,
             recomputed=scheduler.recomputed,
             leases_expired=self._leases_expired,

@@ -8,6 +8,7 @@ from forebay_engine.kv.blocks import BlockPool
 from forebay_engine.scheduler.admission import Admission
 from forebay_engine.scheduler.entry import can_never_run, can_pull, last_event
 from forebay_engine.scheduler.outputs import take_outputs
+from forebay_engine.scheduler.pace import Pace
 from forebay_engine.scheduler.prefix import cached_prefix, publish
 from forebay_engine.scheduler.reservations import Reservation
 from forebay_engine.scheduler.state import (
@@ -40,6 +41,8 @@ class Scheduler:
         self._pulling = self._table.pulling
         self._sequences = self._table.by_id
         self._ended: list[TokenEvent] = []
+        self.pace = Pace()
+        """Told of each step's time by whoever runs them; knowing nothing, it refuses nothing."""
         self.preemptions = 0
         self.recomputed = 0
         """Prompts computed here because their KV could not be had."""
@@ -85,8 +88,28 @@ class Scheduler:
         if reservation is not None:
             self.pool.free_blocks(reservation.blocks)
         state.expected_cached = len(cached_prefix(state, self.pool)) * self.pool.block_size
+        late = self._too_late(state)
+        if late is not None:
+            del self._sequences[request.request_id]
+            return late
         self._table.waiting.add(state)
         return None
+
+    def _too_late(self, state: SequenceState) -> FailEvent | None:
+        """429 for a prompt whose turn comes too late for it (R6). Never on an idle worker: nobody could do better."""
+        request, queued = state.request, self.queued_prefill_tokens
+        if request.wait_seconds <= 0 or state.pull is not None or not queued:
+            return None
+        wait = self.pace.prompt_seconds(queued + len(state.token_ids) - state.expected_cached)
+        if wait is None or wait <= request.wait_seconds:
+            return None
+        return FailEvent(
+            request.request_id,
+            429,
+            f"the prompt would be computed in {wait:.2f} s, behind {queued} tokens of others, and is to be within "
+            f"{request.wait_seconds:.2f} s; retry later",
+            retry_after_seconds=wait - request.wait_seconds,
+        )
 
     def _refusal(self, request: EngineRequest, *, reserved: bool) -> FailEvent | None:
         request_id = request.request_id
@@ -208,7 +231,7 @@ class Scheduler:
         """The next step, the pulls to start, and who lost its blocks. May be empty while blocks are held elsewhere."""
         plan = StepPlan()
         plan.failed, self._ended = list(self._ended), []
-        budget = self._plan_decodes(plan)
+        budget = self._beside_decodes(plan, self._plan_decodes(plan))
         for state in self._table.prompts():
             budget = plan_chunk(plan, state, budget, chunked=self.config.chunked_prefill)
         if plan.preempted:
@@ -230,6 +253,14 @@ class Scheduler:
                 plan.steps.append(sequence_step(state, 1))
                 budget -= 1
         return budget
+
+    def _beside_decodes(self, plan: StepPlan, budget: int) -> int:
+        """What of `budget` prompts may use, so that the decodes of `plan` get their tokens in time."""
+        if not plan.steps or not self.config.chunked_prefill:
+            return budget
+        limits = (self._sequences[step.request_id].request.step_seconds for step in plan.steps)
+        limit = min((seconds for seconds in limits if seconds > 0), default=0.0)
+        return min(budget, self.pace.mixed_chunk(limit)) if limit else budget
 
     def _grow(self, state: SequenceState, plan: StepPlan) -> bool:
         """Make room for the next token. False: it waits, keeping what it has, for an older one or for time."""

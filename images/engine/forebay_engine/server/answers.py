@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -73,7 +74,18 @@ class Job:
     beginnings: Beginnings = NOTHING
     """Of the prompt."""
 
+    step_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """What the router asks for; 0: nothing."""
+
     def requests(self, state: WorkerState) -> list[EngineRequest]:
+        wait = self.wait_seconds if self.role in ("plain", "prefill") else 0.0
+        return [
+            msgspec.structs.replace(request, step_seconds=self.step_seconds, wait_seconds=wait)
+            for request in self._requests(state)
+        ]
+
+    def _requests(self, state: WorkerState) -> list[EngineRequest]:
         if self.role in ("prefill", "decode"):
             # The lease and the reservation go by this very id.
             return [
@@ -211,6 +223,21 @@ async def _plan(state: WorkerState, info: CoreInfo, body: Mapping[str, Any], *, 
     return plan.make_plan(request, prompts, texts, tokenizer, limits, default_seed=secrets.randbits(63))
 
 
+def _read_limits(request: web.Request, job: Job) -> None:
+    if router_of(request) is not None:
+        job.step_seconds = _positive(request.headers.get(headers.STEP_SECONDS))
+        job.wait_seconds = _positive(request.headers.get(headers.WAIT_SECONDS))
+
+
+def _positive(text: str | None) -> float:
+    """0 for what is no positive finite number: a limit that cannot be read is none."""
+    try:
+        value = float(text or 0)
+    except ValueError:
+        return 0.0
+    return value if 0 < value < math.inf else 0.0
+
+
 async def _encode(state: WorkerState, text: str, add_special: bool) -> list[int]:
     if not text:
         return []  # not even a BOS: an empty prompt is refused
@@ -223,6 +250,7 @@ async def _encode(state: WorkerState, text: str, add_special: bool) -> list[int]
 async def _run(request: web.Request, job: Job) -> web.StreamResponse:
     """Roles plain, decode and continue: answer the client, streamed or whole."""
     state = request.app[STATE]
+    _read_limits(request, job)
     shapes = Shapes(job.plan, job.request_id, job.created, state.tokenizer)
     reply = Reply(job.plan, shapes, state.tokenizer, cached_tokens=job.cached_tokens)
     outcome = _Outcome(request, job, reply)
@@ -309,6 +337,7 @@ def _sse(events: list[StreamEvent], comments: bool) -> bytes:
 async def _prefill(request: web.Request, job: Job) -> web.StreamResponse:
     """Role prefill: one token and, unless it ends the answer, a lease on the prompt's KV."""
     state = request.app[STATE]
+    _read_limits(request, job)
     shapes = Shapes(job.plan, job.request_id, job.created, state.tokenizer)
     body_reply = Reply(job.plan, shapes, state.tokenizer, stream=False)
     with _Outcome(request, job, body_reply) as outcome:

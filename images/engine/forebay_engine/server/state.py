@@ -185,7 +185,7 @@ class WorkerState:
     def load_report(self, router: str | None) -> LoadReport:
         stats, info, settings = self.core.stats, self.info, self.settings
         self._epoch += 1
-        velocity = self._velocity.update(stats.prefill_tokens, stats.prefill_busy_seconds, self.monotonic())
+        velocity = self._velocity.update(stats.prompt_step_tokens, stats.prompt_step_seconds, self.monotonic())
         return LoadReport(
             engine_id=info.engine_id if info is not None else "",
             epoch=self._epoch,
@@ -214,3 +214,5 @@ class WorkerState:
             generated_tokens_total=stats.decode_tokens,
             recomputed_total=stats.recomputed,
         )
+            decode_step_seconds=round(stats.decode_step_seconds, 6),
+            mixed_tokens_per_second=round(stats.mixed_tokens_per_second, 1),
