@@ -443,7 +443,8 @@ def status(**changes: Any) -> UpStatus:
 
 def test_plain_lines_and_table_show_the_same() -> None:
     assert table.plain(status()) == (
-        "m: Ready  s at http://h/v1  prefill:decode 1:0  in flight -  TTFT p95 12 ms  TPOT p95 -\n"
+        "m: Ready  s at http://h/v1  prefill:decode 1:0  in flight -  TTFT p95 12 ms  TPOT p95 -  "
+        "scaling Off: no decision yet\n"
         "  decode-0 prefill Ready running 4 waiting 5 kv 26 % moved 3.0 MiB transport TCP restarts 3\n"
         "  router-0 router BackOff restarts 0"
     )

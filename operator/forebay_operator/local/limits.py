@@ -26,9 +26,7 @@ _IGNORED: tuple[tuple[str, str], ...] = (
     ("spec.decode.priority_class_name", "processes have no priority class"),
     ("spec.decode.runtime_class_name", "processes have no runtime class"),
     ("spec.transfer.rdma", "processes see the machine's devices as they are"),
-    ("spec.scaling.behavior", "there is no autoscaling in local mode yet"),
-    ("spec.scaling.metrics", "there is no autoscaling in local mode yet"),
-    ("spec.scaling.pause", "there is no autoscaling in local mode yet"),
+    ("spec.scaling.metrics", "the router of this machine is asked"),
     ("spec.scaling.max_gpus", "the number of workers does not change"),
     ("spec.drain.policy", "streams finish where they are"),
     ("spec.rollout", "there are no rollouts in local mode"),
@@ -44,7 +42,7 @@ def ignored_fields(model: DisaggregatedModel) -> list[str]:
         lines.append(f"spec.router.replicas is {spec.router.replicas}: local mode runs one router")
     if spec.scaling.mode == "Auto" and (spec.scaling.prefill or spec.scaling.decode):
         lines.append(
-            "spec.scaling.mode Auto: not in local mode yet; it starts minReplicas, and `forebay ratio` switches roles"
+            "spec.scaling.mode Auto: the number of workers stays (minReplicas or spec.replicas); their roles change"
         )
     for index, variable in enumerate(spec.engine.env):
         if variable.value_from is not None:

@@ -17,6 +17,9 @@ class WorkerRole:
     load: int
     """Requests running and waiting."""
 
+    ready: bool = True
+    """One that is not keeps its role: it gets nothing to do in any."""
+
 
 class RatioRefused(ValueError):
     """The ratio asked for cannot be had; the text says why and what can be."""
@@ -43,7 +46,8 @@ def fit_ratio(asked: Ratio, workers: int, model: DisaggregatedModel) -> Ratio:
 def switch(workers: Iterable[WorkerRole], target: Ratio) -> dict[str, str]:
     """New role of each worker that must change so that `target` holds: as few as can be, the least loaded first.
 
-    Of two alike, the one that goes back to its home pool is taken first, then the one earlier by name.
+    Of two alike, the one that goes back to its home pool is taken first, then the one earlier by name. Raises
+    RatioRefused when too few of them are ready: a dead worker's new role would serve nobody.
     """
     workers = list(workers)
     prefill = sum(worker.role == "prefill" for worker in workers)
@@ -51,7 +55,13 @@ def switch(workers: Iterable[WorkerRole], target: Ratio) -> dict[str, str]:
         ("prefill", target.prefill - prefill) if prefill < target.prefill else ("decode", prefill - target.prefill)
     )
     candidates = sorted(
-        (worker for worker in workers if worker.role != to),
+        (worker for worker in workers if worker.role != to and worker.ready),
         key=lambda worker: (worker.load, worker.pool != to, worker.name),
     )
+    if len(candidates) < count:
+        away = ", ".join(sorted(worker.name for worker in workers if worker.role != to and not worker.ready))
+        raise RatioRefused(
+            f"{target} needs {count} more in role {to}, and only {len(candidates)} can change; "
+            f"wait for {away} to be ready"
+        )
     return {worker.name: to for worker in candidates[:count]}

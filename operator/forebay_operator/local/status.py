@@ -29,6 +29,20 @@ class ContainerStatus(msgspec.Struct, frozen=True):
     transport: str | None = None
 
 
+class DecisionStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The rescaling law's last word that said something, with what it was made from."""
+
+    time: str
+    reason: str
+    message: str
+    to: str
+    from_: str = msgspec.field(name="from")
+    limited_by: list[str] = []
+    inputs: dict[str, float] = {}
+    rejected: dict[str, float] = {}
+    """Splits that were considered, and the share of requests each would have gained."""
+
+
 class UpStatus(msgspec.Struct, frozen=True):
     name: str
     model: str
@@ -53,6 +67,18 @@ class UpStatus(msgspec.Struct, frozen=True):
     tpot_p95_ms: float | None = None
     attainment: float | None = None
     in_flight: int | None = None
+    mode: str = "Off"
+    """spec.scaling.mode: who moves the ratio."""
+
+    target: str | None = None
+    """What the ratio is to be: in mode Recommend, what the law would make it."""
+
+    decision: DecisionStatus | None = None
+    moves: int = 0
+    """Changes of the ratio by the law since `up`."""
+
+    flaps: int = 0
+    """Of them, those that took the one before back within two minutes."""
 
 
 class DownRequest(msgspec.Struct, forbid_unknown_fields=True):

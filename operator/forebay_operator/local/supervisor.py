@@ -20,15 +20,15 @@ from forebay_operator.local.containers import Container
 from forebay_operator.local.errors import LocalError
 from forebay_operator.local.load import RouterLoad, parse_report, parse_router_load
 from forebay_operator.local.process import Runner
+from forebay_operator.local.rescaling import Rescaling
 from forebay_operator.local.state import StateFolder
 from forebay_operator.local.status import ContainerStatus, UpStatus
+from forebay_operator.observe.fleet import Fleet, Member
 from forebay_wire.discovery import WorkerEntry, WorkersFile
 from forebay_wire.load import LoadReport
-from forebay_wire.paths import LOAD
 from forebay_wire.urls import host_port
 
 POLL_SECONDS = 1.0
-LOAD_TIMEOUT_SECONDS = 2.0
 LAST_GRACE_SECONDS = 10.0
 """For workers after the router has gone, when the drain deadline has passed already: nothing runs on them."""
 
@@ -58,7 +58,7 @@ class Supervisor:
         self._token = token
         self._tell = on_event
         self._backoff = backoff
-        self._roles = {c.name: c.pool for c in containers if c.pool is not None}
+        self._roles: dict[str, str] = {c.name: c.pool for c in containers if c.pool is not None}
         self._runners: list[Runner] = []
         self._stop = asyncio.Event()
         self._killed = False
@@ -66,6 +66,8 @@ class Supervisor:
         self._was_ready = False
         self._load = RouterLoad()
         self._recorded: dict[int, float] = {}
+        self._rescaling: Rescaling | None = None
+        self._moves = 0
 
     def request_down(self, *, now: bool = False) -> None:
         """Drain and end; a second request, or `now`, kills."""
@@ -119,6 +121,7 @@ class Supervisor:
                 pool=runner.container.pool,
                 role=self._roles[runner.container.name],
                 load=self._work(runner),
+                ready=runner.ready,
             )
             for runner in self._runners
             if runner.container.pool is not None
@@ -156,7 +159,17 @@ class Supervisor:
             tpot_p95_ms=self._load.tpot_p95_ms,
             attainment=self._load.attainment,
             in_flight=self._load.in_flight,
+            mode=self.model.spec.scaling.mode,
+            target=self._target(),
+            decision=self._rescaling.decision() if self._rescaling else None,
+            moves=self._moves,
+            flaps=self._rescaling.pilot.flaps if self._rescaling else 0,
         )
+
+    def _target(self) -> str:
+        recommended = self._rescaling.recommended() if self._rescaling else None
+        in_roles = list(self._roles.values())
+        return recommended or f"{in_roles.count('prefill')}:{in_roles.count('decode')}"
 
     async def _drain(self, tasks: dict[Runner, asyncio.Task[None]]) -> None:
         """The router first: it takes no new request and ends when its last stream has; the workers stay for those.
@@ -177,20 +190,43 @@ class Supervisor:
                 self._event("the drain deadline (spec.drain.timeoutSeconds) passed; what still ran was ended")
 
     async def _poll(self, session: aiohttp.ClientSession) -> None:
-        """Reads the router's /load. While the router is away, the workers' own reports (from probes) have to do."""
+        """Each second, what the router says: for people, and for the law, which may switch roles on it. While the
+        router is away, the workers' own reports (from probes) have to do."""
         router = self._router()
-        url = f"http://{host_port(router.host, router.port)}{LOAD}"
-        while True:
-            try:
-                async with session.get(
-                    url,
-                    headers={"authorization": f"Bearer {self._token}"},
-                    timeout=aiohttp.ClientTimeout(total=LOAD_TIMEOUT_SECONDS),
-                ) as response:
-                    self._load = parse_router_load(await response.read()) if response.status == 200 else RouterLoad()
-            except (aiohttp.ClientError, TimeoutError):
-                self._load = RouterLoad()
-            await asyncio.sleep(POLL_SECONDS)
+        address = host_port(router.host, router.port)
+        law = self._rescaling = Rescaling(
+            self.model, self.state, session, token=self._token, switch=self._rescale, tell=self._event
+        )
+        try:
+            while True:
+                await law.step(self._fleet(address))
+                self._load = parse_router_load(law.source.raw.get(address, b""))
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            await law.source.close()
+            law.save()
+
+    def _rescale(self, ratio: Ratio) -> None:
+        """The law's: what people ask for goes the same way."""
+        if self._draining:
+            return
+        _, switched = self.switch_ratio(ratio)
+        self._moves += bool(switched)
+
+    def _fleet(self, router: str) -> Fleet:
+        return Fleet(
+            tuple(
+                Member(
+                    name=runner.container.name,
+                    target="prefill" if self._roles[runner.container.name] == "prefill" else "decode",
+                    address=host_port(runner.container.host, runner.container.port) if runner.ready else "",
+                    serving=runner.ready,
+                )
+                for runner in self._runners
+                if runner.container.pool is not None
+            ),
+            (router,),
+        )
 
     def _router(self) -> Container:
         return next(c for c in self._containers if c.pool is None)

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forebay_operator.local.status import ContainerStatus, UpStatus
+from forebay_operator.local.status import ContainerStatus, DecisionStatus, UpStatus
 
 _UNKNOWN = "-"
 _STYLES = {"Ready": "green", "Running": "yellow", "Starting": "yellow", "Degraded": "red", "BackOff": "red"}
@@ -41,16 +41,29 @@ def table(status: UpStatus) -> RenderableType:
             container.transport or _UNKNOWN,
             str(container.restarts),
         )
-    first, second = headline(status)
-    return Group(Text(first, style=_STYLES.get(status.phase, "")), Text(second), grid)
+    first, *others = headline(status)
+    return Group(Text(first, style=_STYLES.get(status.phase, "")), *(Text(line) for line in others), grid)
 
 
 def headline(status: UpStatus) -> list[str]:
     return [
         f"{status.name}: {status.phase}  {status.served_name} at {status.endpoint}",
-        f"prefill:decode {status.ratio}  in flight {_count(status.in_flight)}  "
+        f"prefill:decode {_split(status)}  in flight {_count(status.in_flight)}  "
         f"TTFT p95 {_milliseconds(status.ttft_p95_ms)}  TPOT p95 {_milliseconds(status.tpot_p95_ms)}",
+        f"scaling {status.mode}: {_decision(status.decision)}",
     ]
+
+
+def _split(status: UpStatus) -> str:
+    """And what it is to be, where that differs."""
+    return status.ratio if status.target in (None, status.ratio) else f"{status.ratio} (target {status.target})"
+
+
+def _decision(decision: DecisionStatus | None) -> str:
+    if decision is None:
+        return "no decision yet"
+    change = f"{decision.from_} -> {decision.to}, " if decision.from_ != decision.to else ""
+    return f"{change}{decision.reason}: {decision.message}"
 
 
 def plain(status: UpStatus) -> str:

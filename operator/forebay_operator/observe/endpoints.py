@@ -46,7 +46,7 @@ class EndpointsSource:
         capacity: Capacity | None = None,
     ) -> None:
         self.raw: dict[str, bytes] = {}
-        """The routers' last answers, as they came."""
+        """What the routers answered at the last look, as it came."""
 
         self._session = session
         self._clock = clock
@@ -60,10 +60,10 @@ class EndpointsSource:
     async def observe(self, fleet: Fleet) -> Observation:
         asked = fleet.routers[:MAX_ROUTERS]
         self._read_due(fleet)
+        self.raw = {}
         found = await asyncio.gather(*(self._report(address) for address in asked))
         answers: dict[str, RouterReport | Unanswered] = dict(zip(asked, found, strict=True))
         answers |= {address: Unanswered(f"at most {MAX_ROUTERS} are asked") for address in fleet.routers[MAX_ROUTERS:]}
-        self.raw = {address: raw for address, raw in self.raw.items() if isinstance(answers.get(address), RouterReport)}
         pages, self._pages = self._pages, {}
         return self._assembler.look(fleet, answers, pages, self._clock())
 
@@ -81,16 +81,14 @@ class EndpointsSource:
 
     async def _report(self, address: str) -> RouterReport | Unanswered:
         try:
-            raw = await self._get(address, paths.LOAD, LOAD_DEADLINE_SECONDS)
-            report = parse_report(raw)
+            raw = self.raw[address] = await self._get(address, paths.LOAD, LOAD_DEADLINE_SECONDS)
+            return parse_report(raw)
         except BadReport as error:
             return Unanswered(f"its {paths.LOAD} is not a router's: {error}", invalid=True)
         except TimeoutError:
             return Unanswered(f"no answer within {LOAD_DEADLINE_SECONDS:g} s")
         except (OSError, aiohttp.ClientError, ValueError) as error:
             return Unanswered(str(error)[:200] or type(error).__name__)
-        self.raw[address] = raw
-        return report
 
     def _read_due(self, fleet: Fleet) -> None:
         """Start reading the pages that are due, in the background: a slow worker must not hold up the fast loop."""

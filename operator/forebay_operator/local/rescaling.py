@@ -1,0 +1,143 @@
+"""The rescaling law in local mode: each second one look at the router and one ruling, which may switch roles.
+
+What it learnt stays in the state folder, so that the next `up` of the same model need not learn it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from forebay_operator.api.ratio import Ratio
+from forebay_operator.api.v1alpha1 import DisaggregatedModel
+from forebay_operator.decide import Decision, Split
+from forebay_operator.local.errors import LocalError
+from forebay_operator.local.state import StateFolder
+from forebay_operator.local.status import DecisionStatus
+from forebay_operator.observe.endpoints import EndpointsSource
+from forebay_operator.observe.fleet import Fleet
+from forebay_operator.pilot import Checkpoint, Pilot
+
+MEMORY: Final = "law.json"
+
+
+class _Saved(msgspec.Struct):
+    spec: str
+    """Digest of what the figures were learnt with: another engine or model has other speeds."""
+
+    checkpoint: Checkpoint
+
+
+class Rescaling:
+    """One model's. Made and used on the supervisor's event loop."""
+
+    def __init__(
+        self,
+        model: DisaggregatedModel,
+        state: StateFolder,
+        session: aiohttp.ClientSession,
+        *,
+        token: str,
+        switch: Callable[[Ratio], object],
+        tell: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`switch` carries a split out; it raises ValueError or LocalError when it can't."""
+        # Wall time, so that what is stored means something later, but without its jumps.
+        self._offset = wall() - monotonic()
+        self._monotonic = monotonic
+        self._spec = model.spec
+        self._state = state
+        self._switch = switch
+        self._tell = tell
+        self._digest = hashlib.sha256(
+            json.dumps(model.spec.model_dump(mode="json", include={"model", "engine"}), sort_keys=True).encode()
+        ).hexdigest()
+        checkpoint = self._read()
+        self.pilot = Pilot(checkpoint, now=self._clock())
+        self.source = EndpointsSource(
+            session, self._clock, token=token, base=checkpoint.totals, capacity=checkpoint.capacity
+        )
+        self._announced: Decision | None = None
+        self._refused: str = ""
+
+    def _clock(self) -> float:
+        return self._offset + self._monotonic()
+
+    async def step(self, fleet: Fleet) -> None:
+        """Never raises for what the router says. Bounded by the source's deadlines."""
+        observed = await self.source.observe(fleet)
+        roles = [member.target for member in fleet.members]
+        target = Split(roles.count("prefill"), roles.count("decode"))
+        now = self._clock()
+        ruling = self.pilot.rule(observed, self._spec, target, self.source.workers(), now)
+        if ruling.move is not None:
+            self._carry_out(ruling.move)
+        self._announce(ruling.told)
+        if self.pilot.checkpoint_due(now):
+            self.save()
+
+    def _carry_out(self, move: Split) -> None:
+        try:
+            self._switch(Ratio(move.prefill, move.decode))
+        except (ValueError, LocalError) as error:
+            # It is tried again with the next look, and said once.
+            if str(error) != self._refused:
+                self._tell(f"rescaling to {move} failed: {error}")
+            self._refused = str(error)
+        else:
+            self._refused = ""
+
+    def _announce(self, told: Decision | None) -> None:
+        if told is None or told is self._announced:
+            return
+        self._announced = told
+        if told.target != told.before:
+            verb = "rescaling" if told.apply else "recommended"
+            self._tell(f"{verb}: {told.before} -> {told.target} ({told.reason}): {told.message}")
+
+    def save(self) -> None:
+        """Losing it costs a minute of learning: no reason to end."""
+        if self.pilot.believed is None:
+            return
+        saved = _Saved(self._digest, self.pilot.checkpoint(self.source.capacity, windows=True))
+        with contextlib.suppress(LocalError):
+            self._state.write(MEMORY, msgspec.json.encode(saved))
+
+    def _read(self) -> Checkpoint:
+        try:
+            saved = msgspec.json.decode((self._state.path / MEMORY).read_bytes(), type=_Saved)
+        except (OSError, msgspec.MsgspecError):
+            return Checkpoint()
+        return saved.checkpoint if saved.spec == self._digest else Checkpoint()
+
+    def decision(self) -> DecisionStatus | None:
+        told = self.pilot.told
+        return None if told is None else shown(told)
+
+    def recommended(self) -> str | None:
+        """The split that the law would have, in mode Recommend."""
+        told = self.pilot.told
+        return str(told.target) if told is not None and not told.apply else None
+
+
+def shown(decision: Decision) -> DecisionStatus:
+    return DecisionStatus(
+        time=datetime.fromtimestamp(decision.at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        from_=str(decision.before),
+        to=str(decision.target),
+        reason=decision.reason,
+        message=decision.message,
+        limited_by=list(decision.limited_by),
+        inputs=dict(decision.inputs),
+        rejected={str(option.split): round(option.gain, 4) for option in decision.options[:8]},
+    )

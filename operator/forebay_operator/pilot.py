@@ -1,0 +1,248 @@
+"""The rescaling law over time, for one model: Observation in, ruling out. The same for local mode and the operator.
+
+It keeps the law's memory, what is believed of the workers' speed, and the last decisions that said something. No clock
+and no I/O: who calls it brings observations, carries targets out and stores what a restart must know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.decide import Decision, Memory, Policy, Split, Workers, decide, reasons
+from forebay_operator.decide.check import unfit
+from forebay_operator.decide.estimate import absorb
+from forebay_operator.observe.fits import Capacity
+from forebay_operator.observe.router_report import Totals
+from forebay_operator.observe.traffic import Health, Observation, Signal
+from forebay_operator.policy import law_policy
+
+CHECKPOINT_SECONDS: Final = 60.0
+CHECKPOINT_CHANGE: Final = 0.1
+"""Learnt figures that moved by less are not worth a write."""
+
+RESUME_SECONDS: Final = 10.0
+"""A memory whose windows ended longer ago starts them anew: what came meanwhile is not known."""
+
+BELIEF_CHANGE: Final = 0.1
+"""A fit that differs by more from what is believed, as corrected since, takes its place."""
+
+SETTLED_SECONDS: Final = 5.0
+"""A reason to hold is told once it has lasted so long."""
+
+HISTORY: Final = 10
+FLAP_SECONDS: Final = 120.0
+"""A move back so soon after a move is a flap."""
+
+TRANSIENT: Final = frozenset({reasons.CONFIRMING, reasons.MOVING})
+"""Said on the way to another decision."""
+
+NOBODY: Final = Workers(prefill_velocity=1.0, weights_seconds=1.0, resident_seconds=0.0, kv_tokens=1)
+"""Stands where no worker has been measured yet. Nothing is decided with it."""
+
+NOT_MEASURED: Final = "the workers' speed is not known yet: it is learnt from the first prompts and answers"
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    decision: Decision
+    """Of this moment."""
+
+    move: Split | None
+    """New targets to carry out; None: as they are."""
+
+    told: Decision | None
+    """The last decision that said something: a move, or a reason to hold that lasted."""
+
+
+class Checkpoint(msgspec.Struct):
+    """What a restart is to know. `memory` is Memory.dump(), whole or its durable part."""
+
+    memory: dict[str, Any] = {}
+    capacity: Capacity | None = None
+    believed: Workers | None = None
+    totals: Totals | None = None
+
+
+class Pilot:
+    def __init__(self, checkpoint: Checkpoint | None = None, *, now: float) -> None:
+        held = checkpoint or Checkpoint()
+        self.memory = _restore(held.memory, now)
+        self.believed = held.believed
+        self.told: Decision | None = None
+        self.history: list[Decision] = []
+        """Told before, newest first."""
+
+        self.reasons: Counter[str] = Counter()
+        self.flaps = 0
+        self.signals: tuple[Signal, ...] = ()
+        self._candidate: tuple[str, float] | None = None
+        self._saved_at = now
+        self._saved: tuple[float, ...] = ()
+        self._totals = held.totals or Totals()
+
+    def rule(
+        self, observation: Observation, spec: DisaggregatedModelSpec, target: Split, learnt: Workers | None, now: float
+    ) -> Ruling:
+        """`target`: the split that is in force, however it came about. `learnt`: the workers' speed as it looks now."""
+        self.signals = observation.signals
+        self._believe(learnt)
+        if self.memory.target != tuple(target):
+            self.memory = self.memory.next()
+            self.memory.target = (target.prefill, target.decode)
+        if self.believed is None:
+            decision = self._unmeasured(observation, law_policy(spec, NOBODY, target.total), target, now)
+        else:
+            policy = law_policy(spec, self.believed, target.total)
+            decision, self.memory = decide(observation, policy, self.memory, now)
+        self._note_totals(observation)
+        self.reasons[decision.reason] += 1
+        moved = decision.target != target and decision.target.total == target.total
+        move = decision.target if moved and decision.apply else None
+        self._tell(decision, moved, now)
+        return Ruling(decision, move, self.told)
+
+    def _unmeasured(self, observation: Observation, policy: Policy, target: Split, now: float) -> Decision:
+        """The windows fill meanwhile, so that nothing is lost by waiting."""
+        problem = (reasons.OFF, "scaling is off") if policy.mode == "Off" else None
+        problem = problem or unfit(observation, policy, self.memory, now)
+        if problem is None:
+            self.memory = self.memory.next()
+            absorb(observation, policy, self.memory)
+            self._forget_corrections()
+            problem = reasons.WARMING_UP, NOT_MEASURED
+        return Decision(now, target, target, *problem, apply=policy.mode == "Auto")
+
+    def _believe(self, learnt: Workers | None) -> None:
+        """What is believed stays, and the law corrects it by factors; only when its shape is wrong it is replaced."""
+        if learnt is None or learnt == self.believed:
+            return
+        if self.believed is not None:
+            held, memory = self.believed, self.memory
+            same_room = held.kv_tokens == learnt.kv_tokens and held.max_batch == learnt.max_batch
+            now = [held.prefill_velocity * memory.prefill_factor]
+            now += [_step(held, batch) * memory.decode_factor for batch in (1.0, 32.0)]
+            then = [learnt.prefill_velocity, _step(learnt, 1.0), _step(learnt, 32.0)]
+            if same_room and not _differs(now, then, BELIEF_CHANGE):
+                return
+        self.believed = learnt
+        self.memory = self.memory.next()
+        self._forget_corrections()
+
+    def _forget_corrections(self) -> None:
+        memory = self.memory
+        memory.prefill_samples, memory.decode_samples = [], []
+        memory.prefill_factor = memory.decode_factor = 1.0
+
+    def _tell(self, decision: Decision, moved: bool, now: float) -> None:
+        if moved:
+            self._flap(decision)
+        elif decision.reason in TRANSIENT:
+            return
+        elif self.told is not None and _subject(self.told) == _subject(decision):
+            self._candidate = None
+            return
+        elif self._candidate is None or self._candidate[0] != _subject(decision):
+            self._candidate = (_subject(decision), now)
+            if self.told is not None:
+                return
+        elif now - self._candidate[1] < SETTLED_SECONDS:
+            return
+        if moved and self.told is not None and not decision.apply and self.told.target == decision.target:
+            # Recommended already; it goes on being recommended until it is done or no more wanted.
+            return
+        self._candidate = None
+        if self.told is not None:
+            self.history = [self.told, *self.history][:HISTORY]
+        self.told = decision
+
+    def _flap(self, decision: Decision) -> None:
+        moves = [d for d in (self.told, *self.history) if d is not None and d.target != d.before]
+        if decision.apply and moves and decision.at - moves[0].at < FLAP_SECONDS:
+            last = moves[0].target.prefill - moves[0].before.prefill
+            self.flaps += last * (decision.target.prefill - decision.before.prefill) < 0
+
+    def trouble(self) -> list[Signal]:
+        """Signals that keep the law from deciding."""
+        bad = (Health.MISSING, Health.STALE, Health.INVALID)
+        return [signal for signal in self.signals if signal.needed and signal.health in bad]
+
+    # What a restart is to know.
+
+    def durable(self) -> dict[str, Any]:
+        """Of the memory, what belongs with the targets it was decided with."""
+        return self.memory.durable().dump()
+
+    def checkpoint(self, capacity: Capacity, *, windows: bool) -> Checkpoint:
+        """`windows`: with the last minutes' figures, for a restart within RESUME_SECONDS."""
+        memory = self.memory if windows else without_windows(self.memory)
+        return Checkpoint(memory.dump(), capacity.copy(), self.believed, self._totals)
+
+    def checkpoint_due(self, now: float) -> bool:
+        """Whether soft memory is worth writing: at most each minute, when a figure moved by a tenth. True notes it."""
+        memory = self.memory
+        if now - self._saved_at < CHECKPOINT_SECONDS or self.believed is None:
+            return False
+        figures = (
+            memory.output,
+            self.believed.prefill_velocity * memory.prefill_factor,
+            _step(self.believed, 32.0) * memory.decode_factor,
+            float(len(memory.runs)),
+            float(memory.regime),
+        )
+        if self._saved and not _differs(self._saved, figures, CHECKPOINT_CHANGE):
+            return False
+        self._saved_at, self._saved = now, figures
+        return True
+
+    def _note_totals(self, observation: Observation) -> None:
+        if observation.finished is not None:
+            self._totals = Totals(
+                generated_tokens=observation.generated_tokens or 0,
+                finished=observation.finished,
+                refused=observation.refused or 0,
+                missed_ttft=observation.missed_ttft or 0,
+                missed_tpot=observation.missed_tpot or 0,
+            )
+
+
+def _subject(decision: Decision) -> str:
+    """What a decision is about: figures in its message change with each look. Of metrics, which of them."""
+    named = decision.message.partition(":")[0] if decision.reason.startswith("Metrics") else ""
+    return f"{decision.reason} {named}"
+
+
+def without_windows(memory: Memory) -> Memory:
+    """Without what a minute makes old: the law then holds until its windows are full again."""
+    kept = memory.next()
+    kept.started_at, kept.seen_at, kept.confirming, kept.move_started = None, -1.0, 0, -1.0
+    kept.arrivals, kept.totals, kept.workers = [], [], {}
+    return kept
+
+
+def _restore(saved: Mapping[str, Any], now: float) -> Memory:
+    """Never raises: from what another version wrote, or a clock that was ahead, as much is taken as is safe."""
+    try:
+        memory = Memory.load(dict(saved))
+    except (msgspec.ValidationError, TypeError, ValueError):
+        return Memory()
+    memory.moves = [moved if moved.at <= now else msgspec.structs.replace(moved, at=now) for moved in memory.moves]
+    memory.regime_since = min(memory.regime_since, now)
+    if not 0 <= now - memory.seen_at <= RESUME_SECONDS:
+        memory = without_windows(memory)
+    return memory
+
+
+def _step(workers: Workers, batch: float) -> float:
+    """A decode step at a usual context."""
+    resident = 1000.0 * batch
+    return workers.weights_seconds + workers.sequence_seconds * batch + workers.resident_seconds * resident
+
+
+def _differs(old: Any, new: Any, share: float) -> bool:
+    return any(abs(a - b) > share * max(abs(a), abs(b)) for a, b in zip(old, new, strict=True))

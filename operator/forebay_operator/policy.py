@@ -1,0 +1,84 @@
+"""From a model's spec to the rescaling law's policy. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, Literal
+
+from forebay_operator.api.labels import Pool
+from forebay_operator.api.ratio import parse_ratio
+from forebay_operator.api.scaling import ScalingPolicy
+from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.decide import Bounds, Gear, Policy, Workers
+
+ROLE_SECONDS: Final = 1.0
+"""From a decision to the first request that the worker gets in its new role."""
+
+STALE_SECONDS: Final = {"Endpoints": 30.0, "Prometheus": 90.0}
+"""Prometheus scrapes each 15 to 60 s."""
+
+Pause = Literal["None", "All", "ScaleUp", "ScaleDown"]
+
+
+def law_policy(spec: DisaggregatedModelSpec, workers: Workers, workers_total: int) -> Policy:
+    """What the law needs of `spec`. `workers`: their speed; `workers_total`: how many there should be.
+
+    A fixed pool's workers may serve in either role, down to one. GPUs do not change with a role, so the budget does not
+    limit role switches.
+    """
+    objectives, scaling = spec.objectives, spec.scaling
+    fewest, most = {}, {}
+    pools: tuple[Pool, Pool] = ("prefill", "decode")
+    for pool in pools:
+        fixed = spec.pool(pool).replicas is not None
+        bounds = spec.bounds(pool)
+        fewest[pool] = 1 if fixed else bounds.min_replicas
+        most[pool] = max(1, workers_total - 1) if fixed else bounds.max_replicas
+    policy = Policy(
+        ttft_seconds=objectives.time_to_first_token_milliseconds / 1e3,
+        tpot_seconds=objectives.time_per_output_token_milliseconds / 1e3,
+        gear=Gear(ROLE_SECONDS, drains=False),
+        workers=workers,
+        bounds=Bounds(
+            prefill_min=fewest["prefill"],
+            prefill_max=most["prefill"],
+            decode_min=fewest["decode"],
+            decode_max=most["decode"],
+            ratio_min=parse_ratio(scaling.ratio.min),
+            ratio_max=parse_ratio(scaling.ratio.max),
+        ),
+        mode=scaling.mode if scaling.role_switching == "Enabled" else "Off",
+        pause=_pause(spec),
+        stale_seconds=STALE_SECONDS[scaling.metrics.source],
+    )
+    rate = _moves_per_minute(spec, workers_total)
+    return policy if rate is None else replace(policy, moves_per_minute=rate)
+
+
+def _pause(spec: DisaggregatedModelSpec) -> Pause:
+    """spec.scaling.pause, and what behavior switches off. Up and down are the prefill role's."""
+    scaling = spec.scaling
+    if scaling.behavior is None or scaling.pause == "All":
+        return scaling.pause
+    up = scaling.pause == "ScaleUp" or scaling.behavior.scale_up.select_policy == "Disabled"
+    down = scaling.pause == "ScaleDown" or scaling.behavior.scale_down.select_policy == "Disabled"
+    return "All" if up and down else "ScaleUp" if up else "ScaleDown" if down else "None"
+
+
+def _moves_per_minute(spec: DisaggregatedModelSpec, workers: int) -> int | None:
+    """The pair moves both ways with each switch, so the stricter direction's rule holds for both. None: no rule."""
+    behavior = spec.scaling.behavior
+    if behavior is None:
+        return None
+    limits = []
+    for direction in (behavior.scale_up, behavior.scale_down):
+        rates = [_rate(policy, workers) for policy in direction.policies]
+        if rates:
+            limits.append(min(rates) if direction.select_policy == "Min" else max(rates))
+    return min(limits, default=None)
+
+
+def _rate(policy: ScalingPolicy, workers: int) -> int:
+    """Workers a minute, at least one: a policy that allows less than that a minute would allow none at all."""
+    count = policy.value if policy.type == "Pods" else workers * policy.value / 100
+    return max(1, int(count * 60 / policy.period_seconds))
