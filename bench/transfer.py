@@ -1,6 +1,6 @@
 """What a hand-off costs: `python -m bench.transfer` prints one JSON object as its last line.
 
-Two processes, the whole pull path (lease, read, confirmation over HTTP) beside the two things it can't beat, on the
+Two processes, the whole pull path (lease, read, confirmation) beside the two things it can't beat, on the
 same blocks and interleaved A B C B A: NIXL called directly, and a memory copy by one thread. A block is SmolLM2-135M's
 in float32.
 
@@ -30,6 +30,7 @@ import uvloop
 from aiohttp import web
 
 from forebay_engine.core.processes import exit_now
+from forebay_engine.kv.lease_words import LeaseWords
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.transfer.compat import compat_hash
 from forebay_engine.transfer.nixl import NixlTransport
@@ -53,12 +54,14 @@ class Side:
     def __init__(self, kind: str, fill: int) -> None:
         self.blocks: npt.NDArray[np.uint8] = np.full((NUM_BLOCKS, BLOCK_BYTES), fill, dtype=np.uint8)
         self.engine_id = uuid.uuid4().hex
-        self.leases = LeaseTable(LEASE_SECONDS)
+        words = LeaseWords(self.engine_id)
+        self.leases = LeaseTable(LEASE_SECONDS, words)
         self.transport = NixlTransport(
             address=int(self.blocks.ctypes.data),
             block_bytes=BLOCK_BYTES,
             num_blocks=NUM_BLOCKS,
             transport=kind,
+            words=words,
             keepalive=self.blocks,
         )
         self.service = TransferService(
@@ -147,17 +150,17 @@ class Bench:
         return seconds
 
     def one_sided(self) -> bool:
-        return all(route.one_sided for route in self.side.transport._table.routes())
+        return self.side.transport._reads._one_sided
 
     def nixl(self, engine_id: str, remote: list[int], local: list[int]) -> float:
         """The least NIXL needs: one request from prepared lists, polled without pause."""
         transport = self.side.transport
-        agent = transport._agent
-        descriptors = transport._peers[engine_id].descriptors
-        with transport._lock:  # UCX is used by one thread at a time, the progress thread too
+        agent = transport._agent._agent
+        blocks = transport._peers[engine_id].blocks
+        with transport._agent.lock:  # UCX is used by one thread at a time, the progress thread too
             started = time.perf_counter()
             handle = agent.make_prepped_xfer(
-                "READ", transport._arena, np.array(local, np.int32), descriptors, np.array(remote, np.int32)
+                "READ", transport._reads.arena, np.array(local, np.int32), blocks, np.array(remote, np.int32)
             )
             state = agent.transfer(handle)
             while state == "PROC":
@@ -181,7 +184,7 @@ class Bench:
         cold = await self.pull([0], [0])
         engine_id = next(iter(self.side.service.warm_pairs))
         # A new peer is read through staging at first (DIRECT_AFTER_SECONDS): the steady state is what is measured.
-        while not self.side.transport._direct(self.side.transport._peers[engine_id]) and self.one_sided():
+        while not self.side.transport._reads.direct(self.side.transport._peers[engine_id]) and self.one_sided():
             await self.pull([0], [0])
         times: dict[tuple[str, int], list[float]] = {}
         for turn in range(rounds + 2):

@@ -35,6 +35,9 @@ class Handshake(Message):
     base_address: int
     block_bytes: int
     num_blocks: int
+    words_address: int = 0
+    num_words: int = 0
+    """Lease words, 8 bytes each: by one of them a reader sees that a lease stands. 0: it must ask."""
 
 
 class LeaseRef(Message):
@@ -55,7 +58,7 @@ class HeartbeatResponse(Message):
 
 class CompleteResponse(Message):
     """POST /internal/leases/complete (body LeaseRef): true when the lease was unbroken from start to now; the blocks
-    are freed with the answer. False: the reader must discard what it read."""
+    are freed with the answer. False: the reader must discard what it read, unless it saw the lease's word after it."""
 
     unbroken: bool
 
@@ -120,6 +123,8 @@ class ContinueRequest(Message):
 
 class DrainRequest(Message):
     draining: bool = True
+    move: bool = False
+    """Break running answers off, so that the router continues each on another worker."""
 
 
 class DrainResponse(Message):

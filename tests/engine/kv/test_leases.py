@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from forebay_engine.kv.lease_words import COUNT, LeaseWords, lease_mark
 from forebay_engine.kv.leases import Lease, LeaseTable
 
 LEASE = 30.0
@@ -152,6 +153,56 @@ def test_two_threads_never_both_get_one_lease() -> None:
     assert table.held_blocks == 0
 
 
+def seen(words: LeaseWords, engine_id: str, request_id: str, epoch: int) -> bool:
+    word = lease_mark(engine_id, request_id, epoch).word
+    return int.from_bytes(words.read(epoch % COUNT), "little") == word
+
+
+def test_a_word_is_of_one_engine_one_request_and_one_epoch() -> None:
+    words = LeaseWords("e")
+    words.set("r", 7)
+    assert seen(words, "e", "r", 7)
+    assert not any(seen(words, *other) for other in (("f", "r", 7), ("e", "s", 7), ("e", "r", 7 + COUNT)))
+
+
+def test_two_leases_that_meet_at_one_place_never_show_one_for_the_other() -> None:
+    words = LeaseWords("e")
+    table = LeaseTable(LEASE, words)
+    old = table.grant("old", [1], 4, 0.0)
+    for _ in range(COUNT - 1):
+        table.begin("other")
+    table.drop("other")
+    new = table.grant("new", [2], 4, 0.0)
+    assert new.epoch == old.epoch + COUNT
+    assert (seen(words, "e", "old", old.epoch), seen(words, "e", "new", new.epoch)) == (False, True)
+    table.cancel("old", 0.0)
+    assert seen(words, "e", "new", new.epoch)
+
+
+@pytest.mark.parametrize("how", ["complete", "cancel", "expire"])
+def test_a_word_is_gone_before_anyone_can_free_the_blocks(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = LeaseWords("e")
+    table = LeaseTable(LEASE, words)
+    lease = table.grant("r", [1], 4, 0.0)
+    cleared_under_lock = []
+    clear = words.clear
+
+    def spy(request_id: str, epoch: int) -> None:
+        cleared_under_lock.append(table._lock.locked())
+        clear(request_id, epoch)
+
+    monkeypatch.setattr(words, "clear", spy)
+    match how:
+        case "complete":
+            table.complete("r", lease.epoch, 1.0)
+        case "cancel":
+            table.cancel("r", 1.0)
+        case "expire":
+            table.expire(lease.expires)
+    assert cleared_under_lock == [True]
+    assert not seen(words, "e", "r", lease.epoch)
+
+
 IDS = st.sampled_from(["a", "b", "c"])
 
 
@@ -160,7 +211,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.table = LeaseTable(10)
+        self.words = LeaseWords("engine")
+        self.table = LeaseTable(10, self.words)
         self.now = 0.0
         self.epochs: list[int] = []
         self.standing: dict[int, tuple[str, float]] = {}  # epoch -> (id, expires)
@@ -221,9 +273,16 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def counted(self) -> None:
-        assert self.table.active == len(self.standing)
         if not self.standing:
             assert self.table.held_blocks == 0
+
+    @invariant()
+    def shown(self) -> None:
+        """A reader sees the words of exactly the leases that nobody has taken out of the table."""
+        shown = {place for place in range(COUNT) if any(self.words.read(place))}
+        assert shown == set(self.standing)
+        for epoch, (request_id, _) in self.standing.items():
+            assert seen(self.words, "engine", request_id, epoch)
 
 
 TestLeaseMachine = LeaseMachine.TestCase

@@ -421,7 +421,7 @@ def prefill_and_decode(p: dict[str, int], d: dict[str, int], seed: int, count: i
         worker.pool.check()
         assert worker.pool.free == worker.pool.num_blocks, "blocks leaked"
         assert not worker.scheduler._sequences
-        assert worker.leases.active == 0
+        assert worker.leases.held_blocks == 0
     if not faults:
         assert pair.broken == 0
         assert pair.decode.scheduler.recomputed == 0

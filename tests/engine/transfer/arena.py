@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from forebay_engine.kv.lease_words import LeaseWords
 from forebay_engine.transfer.base import Transport
 from forebay_engine.transfer.nixl import NixlTransport
 from forebay_engine.transfer.simulated import SimulatedTransport
@@ -70,7 +71,7 @@ class Arena:
             for i, block in enumerate(blocks):
                 self.blocks[block] = np.frombuffer(data[16 * i : 16 * i + 16], dtype=np.uint8)
 
-    def transport(self) -> Transport:
+    def transport(self, words: LeaseWords | None = None) -> Transport:
         """`kind` is simulated, or a NIXL transport setting (auto, tcp)."""
         if self.kind == "simulated":
             return SimulatedTransport(
@@ -80,11 +81,13 @@ class Arena:
                 read_tags=self.read_tags,
                 write_tags=self.write_tags,
                 transfer_seconds=lambda volume: volume / self.bandwidth,
+                words=words,
             )
         return NixlTransport(
             address=self.address,
             block_bytes=self.block_bytes,
             num_blocks=self.num_blocks,
             transport=self.kind,
+            words=words,
             keepalive=self.blocks,
         )

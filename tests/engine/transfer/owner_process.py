@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from forebay_engine.core.processes import exit_now
+from forebay_engine.kv.lease_words import LeaseWords
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.transfer.peers import PeerClient
 from forebay_engine.transfer.service import Identity, TransferService
@@ -32,20 +33,21 @@ TOKEN = "owner-token"
 class OwnerProcess:
     def __init__(self, kind: str, blocks: int, block_bytes: int, lease: float, dtype: str) -> None:
         self.arena = Arena(kind, blocks, block_bytes)
-        self.leases = LeaseTable(lease)
+        self.words = LeaseWords(f"owner-{uuid.uuid4().hex}")
+        self.leases = LeaseTable(lease, self.words)
         self.freed: list[list[int]] = []
         self.expired: list[list[int]] = []
         self.handshakes = 0
         self.service = TransferService(
             identity=Identity(
-                engine_id=f"owner-{uuid.uuid4().hex}",
+                engine_id=self.words.engine_id,
                 compatibility=compatibility(dtype),
                 transport="simulated" if kind == "simulated" else "nixl",
                 base_address=self.arena.address,
                 block_bytes=block_bytes,
                 num_blocks=blocks,
             ),
-            transport=self.arena.transport(),
+            transport=self.arena.transport(self.words),
             leases=self.leases,
             peers=PeerClient(TOKEN),
             on_freed=lambda b: self.freed.append(list(b)),
@@ -81,7 +83,7 @@ class OwnerProcess:
         body: dict[str, Any] = msgspec.json.decode(await request.read())
         match request.match_info["call"]:
             case "reset":
-                self.leases = self.service._owner._leases = LeaseTable(self.leases.lease_seconds)
+                self.leases = self.service._owner._leases = LeaseTable(self.leases.lease_seconds, self.words)
                 self.freed.clear()
                 self.expired.clear()
                 self.handshakes = 0
@@ -101,7 +103,9 @@ class OwnerProcess:
                 self.service.wake()
                 return _json({"epoch": lease.epoch})
             case "cancel":
-                self.service.cancel(body["request_id"])
+                lease = self.leases.cancel(body["request_id"], asyncio.get_running_loop().time())
+                if lease is not None:
+                    self.freed.append(list(lease.blocks))
         return _json(
             {
                 "freed": self.freed,

@@ -16,7 +16,8 @@ import pytest
 from engine.transfer.arena import BLOCK_BYTES, Arena
 from engine.transfer.owners import TOKEN, Owner, StartOwner, until
 from forebay_engine.transfer.base import TransferError
-from forebay_engine.transfer.nixl import DIRECT_AFTER_SECONDS, NixlTransport
+from forebay_engine.transfer.nixl import NixlTransport
+from forebay_engine.transfer.nixl_reads import DIRECT_AFTER_SECONDS
 from forebay_engine.transfer.peers import PeerClient
 from forebay_wire.messages import Handshake
 
@@ -56,7 +57,7 @@ async def read(
 
 def settled(transport: NixlTransport) -> bool:
     transport.progress()
-    return not any(peer.abandoned for peer in (*transport._peers.values(), *transport._retiring.values()))
+    return not any(peer.abandoned for peer in transport._known())
 
 
 async def outcome(call: Awaitable[None]) -> str:
@@ -114,9 +115,9 @@ async def test_a_direct_read_of_a_stopped_peer_ends_or_says_that_its_blocks_are_
         pytest.skip("processes may not read each other's memory here: needs a shared pid namespace and ptrace rights")
     peer = transport._peers[owner.engine_id]
     await until(lambda: time.monotonic() > peer.connected + DIRECT_AFTER_SECONDS, "the connection is old enough")
-    assert not transport._direct(peer)
+    assert not transport._reads.direct(peer)
     await read(transport, owner, [1], [1])
-    assert transport._direct(peer)
+    assert transport._reads.direct(peer)
     owner.pause()
     started = time.monotonic()
     everything = list(range(512))
@@ -124,7 +125,7 @@ async def test_a_direct_read_of_a_stopped_peer_ends_or_says_that_its_blocks_are_
     assert how in ("ok", "unsettled")
     assert how != "ok" or all(arena.holds(block, 1, block) for block in everything)
     assert time.monotonic() - started < 5 * 1.5
-    assert len(transport._staging.made) == 1
+    assert len(transport._reads.staging.made) == 1
     owner.resume()
     await until(lambda: settled(transport), "UCX is done with the given-up read")
     await read(transport, owner, [5], [6])
@@ -140,7 +141,7 @@ async def test_a_hanging_peer_takes_a_bounded_number_of_slots(
     owner.pause()
     for _ in range(20):
         await outcome(read(transport, owner, [1], [1], timeout=0.01))
-    assert len(transport._staging.made) <= 3
+    assert len(transport._reads.staging.made) <= 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,7 +169,7 @@ async def test_killed_while_hanging_settles_what_was_given_up(
     owner.kill()
 
     await until(lambda: settled(transport), "UCX notices the death")
-    assert len(transport._staging._free) == len(transport._staging.made)
+    assert len(transport._reads.staging._free) == len(transport._reads.staging.made)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +197,8 @@ async def test_a_read_outside_the_arenas_is_refused_and_the_connection_lives(
         {"agent": b"not nixl metadata"},
         {"block_bytes": BLOCK_BYTES * 2},
         {"num_blocks": 0},
+        {"words_address": 4096},
+        {"num_words": 100_000},
     ],
 )
 async def test_a_handshake_that_does_not_fit_is_refused(

@@ -14,6 +14,7 @@ from forebay_engine.errors import ModelError
 from forebay_engine.executor.base import Executor
 from forebay_engine.kv.arena import LAYOUT
 from forebay_engine.kv.blocks import BlockPool
+from forebay_engine.kv.lease_words import LeaseWords
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.scheduler import Scheduler, SchedulerConfig
 from forebay_engine.settings import WorkerSettings
@@ -45,6 +46,7 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
     from forebay_engine.executor.torch_executor import TorchExecutor
     from forebay_engine.transfer.nixl import NixlTransport
 
+    words = LeaseWords(_engine_id(settings))
     executor = TorchExecutor(
         settings.model_dir,
         kv_memory_bytes=settings.kv_memory_bytes,
@@ -57,10 +59,11 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
         block_bytes=executor.layout.block_bytes,
         num_blocks=executor.num_blocks,
         transport=settings.transport,
+        words=words,
         keepalive=executor.arena,
     )
     model = f"{settings.served_name}:{_fingerprint(settings.model_dir)}"
-    return _join(settings, executor, transport, "nixl", model, executor.spec.max_len)
+    return _join(settings, executor, transport, words, "nixl", model, executor.spec.max_len)
 
 
 def simulated_parts(settings: WorkerSettings) -> CoreParts:
@@ -74,6 +77,7 @@ def simulated_parts(settings: WorkerSettings) -> CoreParts:
     except ValueError as error:
         raise ModelError(str(error)) from error
     executor = SimulatedExecutor(perf, block_size=settings.block_size)
+    words = LeaseWords(_engine_id(settings))
     transport = SimulatedTransport(
         host=settings.advertise_host,
         block_bytes=executor.layout.block_bytes,
@@ -81,9 +85,15 @@ def simulated_parts(settings: WorkerSettings) -> CoreParts:
         read_tags=executor.read_tags,
         write_tags=executor.write_tags,
         transfer_seconds=lambda size: perf.handoff_seconds(size // perf.kv_bytes_per_token),
+        words=words,
     )
     model = f"{settings.served_name}:{perf.name}"
-    return _join(settings, executor, transport, "simulated", model, SIMULATED_MAX_MODEL_LEN)
+    return _join(settings, executor, transport, words, "simulated", model, SIMULATED_MAX_MODEL_LEN)
+
+
+def _engine_id(settings: WorkerSettings) -> str:
+    """Fresh per start."""
+    return f"{settings.name}-{uuid.uuid4().hex[:12]}"
 
 
 def _fingerprint(model_dir: Path) -> str:
@@ -98,7 +108,13 @@ def _fingerprint(model_dir: Path) -> str:
 
 
 def _join(
-    settings: WorkerSettings, executor: Executor, transport: Transport, kind: str, model: str, model_limit: int
+    settings: WorkerSettings,
+    executor: Executor,
+    transport: Transport,
+    words: LeaseWords,
+    kind: str,
+    model: str,
+    model_limit: int,
 ) -> CoreParts:
     layout = executor.layout
     if settings.max_model_len is not None and settings.max_model_len > model_limit:
@@ -118,7 +134,7 @@ def _join(
         ),
         pool,
     )
-    leases = LeaseTable(settings.lease_seconds)
+    leases = LeaseTable(settings.lease_seconds, words)
     compatibility = Compatibility(
         engine_version=VERSION,
         model=model,
@@ -129,9 +145,8 @@ def _join(
         block_size=layout.block_size,
         layout=LAYOUT,
     )
-    engine_id = f"{settings.name}-{uuid.uuid4().hex[:12]}"
     identity = Identity(
-        engine_id=engine_id,
+        engine_id=words.engine_id,
         compatibility=compatibility,
         transport=kind,
         base_address=executor.base_address(),
@@ -165,7 +180,7 @@ def _join(
         )
 
     info = CoreInfo(
-        engine_id=engine_id,
+        engine_id=words.engine_id,
         compat_hash=compat_hash(compatibility),
         max_model_len=max_model_len,
         vocab_size=executor.vocab_size,

@@ -1,7 +1,8 @@
 """Leases on prefilled KV blocks: who may still read them, and until when.
 
-A one-sided read cannot be fenced: a refilled block reads as success, with another request's data. So a reader asks,
-after its read, whether the lease (request id, epoch) was unbroken all the time. This table is the owner's side of that.
+A one-sided read cannot be fenced: a refilled block reads as success, with another request's data. So a reader makes
+sure, after its read, that the lease (request id, epoch) was unbroken all the time: it reads the lease's word
+(lease_words.py) or asks. This table is the owner's side of that.
 
 Times are monotonic seconds. A lease holds while now < expires; at now == expires it is broken.
 """
@@ -12,6 +13,8 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from forebay_engine.kv.lease_words import LeaseWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,12 @@ class LeaseTable:
     method says. Each lease is handed out by exactly one of the three.
     """
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float, words: LeaseWords | None = None) -> None:
+        """`words` show readers the leases that stand; None: readers must ask."""
         if lease_seconds <= 0:
             raise ValueError(f"lease_seconds must be above 0, got {lease_seconds}")
         self.lease_seconds = lease_seconds
+        self.words = words
         self._lock = threading.Lock()
         self._last_epoch = 0
         self._running: dict[str, _Running] = {}
@@ -91,6 +96,8 @@ class LeaseTable:
             self._leases[epoch] = lease
             self._current[request_id] = epoch
             self._blocks.update(lease.blocks)
+            if self.words is not None:
+                self.words.set(request_id, epoch)
             return lease
 
     def drop(self, request_id: str) -> None:
@@ -166,17 +173,13 @@ class LeaseTable:
         with self._lock:
             return len(self._blocks)
 
-    @property
-    def active(self) -> int:
-        """Leases granted and not yet removed."""
-        with self._lock:
-            return len(self._leases)
-
     def _find(self, request_id: str, epoch: int) -> Lease | None:
         lease = self._leases.get(epoch)
         return lease if lease is not None and lease.request_id == request_id else None
 
     def _remove(self, lease: Lease) -> Lease:
+        if self.words is not None:
+            self.words.clear(lease.request_id, lease.epoch)  # before any caller can free the blocks
         del self._leases[lease.epoch]
         if self._current.get(lease.request_id) == lease.epoch:
             del self._current[lease.request_id]

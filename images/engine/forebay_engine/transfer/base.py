@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from forebay_engine.kv.lease_words import LeaseMark
 from forebay_wire.messages import Handshake
 
 
@@ -51,8 +52,12 @@ class Transport(Protocol):
         *,
         timeout: float,
         cancel: threading.Event | None = None,
-    ) -> None:
-        """Copy remote_blocks[i] of the peer into local_blocks[i].
+        lease: LeaseMark | None = None,
+    ) -> bool:
+        """Copy remote_blocks[i] of the peer into local_blocks[i]; then say whether `lease` stands there.
+
+        The lease's word is read once all blocks have landed. False: it is not there, the peer has no words, or `lease`
+        is None; only the owner can say then.
 
         Raises TransferError by `timeout` seconds at latest, or soon after `cancel` is set. When this returns or raises,
         nothing writes to the local blocks any more (but see TransferError.unsettled).

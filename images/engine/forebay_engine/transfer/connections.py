@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from forebay_engine.kv.lease_words import LeaseMark
 from forebay_engine.transfer.base import TransferError, Transport
 from forebay_engine.transfer.compat import compat_hash, differences
 from forebay_engine.transfer.identity import Identity
@@ -90,8 +91,9 @@ class Connections:
         *,
         until: Callable[[], float],
         cancel: threading.Event,
-    ) -> None:
-        """One read in a thread, by the deadline `until()` gives when its turn comes.
+        lease: LeaseMark | None = None,
+    ) -> bool:
+        """One Transport.read in a thread, by the deadline `until()` gives when its turn comes.
 
         Returns or raises (CancelledError too) only when the read is over.
         """
@@ -104,13 +106,15 @@ class Connections:
         try:
             deadline = until()
 
-            def job() -> None:
+            def job() -> bool:
                 left = deadline - self._clock()
                 if left <= 0:
                     raise TransferError("no thread was free in time", reason="timeout")
-                self._transport.read(engine_id, remote_blocks, local_blocks, timeout=left, cancel=cancel)
+                return self._transport.read(
+                    engine_id, remote_blocks, local_blocks, timeout=left, cancel=cancel, lease=lease
+                )
 
-            await in_thread(self._read_pool, job, cancel)
+            return await in_thread(self._read_pool, job, cancel)
         except TransferError as error:
             if error.reason in ("timeout", "wedged", "disconnected"):
                 self._verified.discard(engine_id)  # the next pull asks over HTTP first, which fails sooner

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+from forebay_engine.kv.lease_words import COUNT
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.transfer.base import Transport
 from forebay_engine.transfer.compat import compat_hash
@@ -75,7 +76,7 @@ class Owner:
 
     def handshake(self) -> Handshake:
         self._expect_peer()
-        identity = self._identity
+        identity, words = self._identity, self._leases.words
         return Handshake(
             engine_id=identity.engine_id,
             compatibility=identity.compatibility,
@@ -85,6 +86,8 @@ class Owner:
             base_address=identity.base_address,
             block_bytes=identity.block_bytes,
             num_blocks=identity.num_blocks,
+            words_address=0 if words is None else words.address,
+            num_words=0 if words is None else COUNT,
         )
 
     def heartbeat(self, leases: Sequence[LeaseRef]) -> HeartbeatResponse:
@@ -97,11 +100,6 @@ class Owner:
             return CompleteResponse(unbroken=False)
         self._on_freed(ended.blocks)
         return CompleteResponse(unbroken=True)
-
-    def cancel(self, request_id: str) -> None:
-        lease = self._leases.cancel(request_id, self._clock())
-        if lease is not None:
-            self._on_freed(lease.blocks)
 
     async def progress(self, request: ProgressRequest) -> ProgressResponse:
         self._expect_peer()

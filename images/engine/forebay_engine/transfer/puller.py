@@ -1,14 +1,14 @@
-"""The reader's side: pulls under a lease that count only when the owner confirms, and pulls ahead of the lease."""
+"""The reader's side: pulls that count only if their lease was unbroken to their end, and pulls ahead of the lease."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from forebay_engine.kv.lease_words import lease_mark
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.compat import compat_hash
 from forebay_engine.transfer.connections import HANDSHAKE_SECONDS, Connections
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 MAX_PULLS = 1024
 CONFIRM_SECONDS = 2.0
 POLL_SECONDS = 1.0
+RELEASE_TRIES = 3
+MAX_RELEASES = 1024
+"""Owners still to be told; beyond it a lease runs out by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,6 @@ class Puller:
         keeper: LeaseKeeper,
         counters: TransferCounters,
         timeout_seconds: float,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
         clock: Callable[[], float],
     ) -> None:
         self._identity = identity
@@ -59,9 +61,9 @@ class Puller:
         self._keeper = keeper
         self._counters = counters
         self._timeout = timeout_seconds
-        self._spawn = spawn
         self._clock = clock
         self._running: dict[str, threading.Event] = {}
+        self._releases: set[asyncio.Task[None]] = set()
 
     def abort(self, request_id: str) -> None:
         """A pull under way fails as cancelled."""
@@ -124,13 +126,23 @@ class Puller:
                 raise TransferError("the owner does not know the lease any more", reason="lease_broken")
             return min(deadline, tracked.ends - tracked.margin)
 
-        if local_blocks:
+        stands = False
+        if local_blocks or source.engine_id in self._connections.warm:
             await self._connections.ensure(source.engine_id, source.host, source.port, until())
-            await self._connections.read(source.engine_id, remote_blocks, local_blocks, until=until, cancel=cancel)
+            stands = await self._connections.read(
+                source.engine_id,
+                remote_blocks,
+                local_blocks,
+                until=until,
+                cancel=cancel,
+                lease=lease_mark(source.engine_id, source.request_id, source.epoch),
+            )
         if cancel.is_set():
             raise TransferError("the request was aborted", reason="cancelled")
-        lease = LeaseRef(request_id=source.request_id, epoch=source.epoch)
-        answer = await self._peers.complete(source.host, source.port, lease, timeout=CONFIRM_SECONDS)
+        if stands:
+            self._release(source)  # the blocks are ours: the owner need not be waited for
+            return
+        answer = await self._peers.complete(source.host, source.port, _ref(source), timeout=CONFIRM_SECONDS)
         if not answer.unbroken:
             raise TransferError(
                 f"the lease (epoch {source.epoch}) was broken before the read was confirmed: it is discarded",
@@ -138,16 +150,30 @@ class Puller:
             )
 
     def _give_back(self, source: PullSource, error: TransferError) -> None:
-        """Let the owner have its blocks before the lease's end, if it still answers."""
-        if error.reason in ("lease_broken", "peer_restarted", "peer_unreachable", "disconnected"):
-            return
+        if error.reason not in ("lease_broken", "peer_restarted", "peer_unreachable", "disconnected"):
+            self._release(source)
 
-        async def complete() -> None:
-            lease = LeaseRef(request_id=source.request_id, epoch=source.epoch)
-            with contextlib.suppress(TransferError):
-                await self._peers.complete(source.host, source.port, lease, timeout=CONFIRM_SECONDS)
+    def _release(self, source: PullSource) -> None:
+        """Let the owner have its blocks before the lease's end, if it still answers. Waits for nothing."""
+        if len(self._releases) < MAX_RELEASES:
+            task = asyncio.get_running_loop().create_task(self._tell(source))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
 
-        self._spawn(complete())
+    async def _tell(self, source: PullSource) -> None:
+        for _ in range(RELEASE_TRIES):
+            try:
+                await self._peers.complete(source.host, source.port, _ref(source), timeout=CONFIRM_SECONDS)
+                return
+            except TransferError as error:
+                failure = error
+                if error.reason != "peer_timeout":
+                    break
+        log.info("request %s: its lease was not given back, it will run out: %s", source.request_id, failure)
+
+    async def close(self) -> None:
+        """Returns when no owner waits for word of its blocks; by RELEASE_TRIES x CONFIRM_SECONDS at latest."""
+        await asyncio.gather(*self._releases)
 
     async def follow(
         self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[str, int, int], None]
@@ -209,3 +235,7 @@ class Puller:
     def _count(self, volume: int, seconds: float) -> None:
         self._counters.bytes += volume
         self._counters.seconds += seconds
+
+
+def _ref(source: PullSource) -> LeaseRef:
+    return LeaseRef(request_id=source.request_id, epoch=source.epoch)

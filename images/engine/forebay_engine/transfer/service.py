@@ -1,8 +1,10 @@
 """Moves KV between workers under leases: one-sided reads can't be fenced, so the lease is what makes them safe.
 
-The owner leases blocks out, answers heartbeats, says at the end whether a lease was unbroken, and quarantines the
-blocks of one that was not. The reader reads only inside the lease by its own clock, and uses what it read only when the
-owner confirms it. Runs on one event loop, never blocks it, retries nothing: the caller recomputes.
+The owner leases blocks out, answers heartbeats, shows which leases stand, and quarantines the blocks of one that ran
+out. The reader reads only inside the lease by its own clock, and uses what it read only when it has seen afterwards
+that the lease was unbroken: by the lease's word (kv/lease_words.py), read as the blocks are, or else by asking. The
+owner is told then that it may have its blocks back. Runs on one event loop, never blocks it, retries no read: the
+caller recomputes.
 """
 
 from __future__ import annotations
@@ -86,7 +88,6 @@ class TransferService:
             keeper=self._keeper,
             counters=self.counters,
             timeout_seconds=pull_timeout_seconds,
-            spawn=self._spawn,
             clock=clock,
         )
 
@@ -98,6 +99,7 @@ class TransferService:
     async def stop(self) -> None:
         """Ends pulls (they fail as cancelled), then the transport; when it returns nothing writes to the arena."""
         self._puller.abort_all()
+        await self._puller.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -132,10 +134,6 @@ class TransferService:
     def complete(self, lease: LeaseRef) -> CompleteResponse:
         return self._owner.complete(lease)
 
-    def cancel(self, request_id: str) -> None:
-        """Free the lease of a request whose reader will not come. A prefill that still runs is the core's to abort."""
-        self._owner.cancel(request_id)
-
     async def progress(self, request: ProgressRequest) -> ProgressResponse:
         """Answers when there is other news than `known_blocks`, or after `wait_seconds` (5 s at most)."""
         return await self._owner.progress(request)
@@ -164,11 +162,11 @@ class TransferService:
         self._puller.abort(request_id)
 
     async def pull(self, source: PullSource, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> PullResult:
-        """Read remote_blocks[i] into local_blocks[i] and have the owner confirm the lease, which ends it.
+        """Read remote_blocks[i] into local_blocks[i], make sure that the lease was unbroken, and end it.
 
-        With empty lists the lease is only confirmed (all was read by follow()). Failures are in the result, never
-        raised. When this returns or raises, nothing writes to the local blocks any more; unless `ok`, their content is
-        undefined.
+        With empty lists there is nothing to read (all was read by follow()). The owner may hear of the end later.
+        Failures are in the result, never raised. When this returns or raises, nothing writes to the local blocks any
+        more; unless `ok`, their content is undefined.
         """
         return await self._puller.pull(source, remote_blocks, local_blocks)
 

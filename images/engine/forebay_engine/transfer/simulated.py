@@ -5,7 +5,7 @@ block that was refilled meanwhile reads as success with another request's conten
 are faked: a read lasts as long as the performance model says the real bytes would take.
 
 Wire format, little-endian: request `magic u32, count u32, count x block u32`; answer `status u32, count x 16 bytes`
-(status 0), or `status u32` alone.
+(status 0), or `status u32` alone. A lease word: request `magic u32, place u32`, answer `status u32, 8 bytes`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from forebay_engine.kv.lease_words import COUNT, WORD_BYTES, LeaseMark, LeaseWords
 from forebay_engine.transfer.base import TransferError, check_blocks
 from forebay_wire.messages import Handshake
 from forebay_wire.urls import host_port, split_host_port
@@ -34,6 +35,7 @@ MAX_CONNECTIONS = 256
 MAX_BLOCKS_PER_REQUEST = 4096
 IDLE_SECONDS = 300.0
 _MAGIC = 0x46424B56
+_WORD_MAGIC = 0x46424B57
 _HEAD = struct.Struct("<II")
 _STATUS = struct.Struct("<I")
 _OK, _REFUSED = 0, 1
@@ -50,9 +52,12 @@ class _Client:
 class TagServer:
     """Serves one arena's tags from one thread; bounded in connections, in what each may ask, and in idle time."""
 
-    def __init__(self, host: str, num_blocks: int, read_tags: Callable[[Sequence[int]], bytes]) -> None:
+    def __init__(
+        self, host: str, num_blocks: int, read_tags: Callable[[Sequence[int]], bytes], words: LeaseWords | None
+    ) -> None:
         self._num_blocks = num_blocks
         self._read_tags = read_tags
+        self._words = words
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
         self._listener.setblocking(False)
@@ -134,6 +139,13 @@ class TagServer:
         """Answers every whole request received; False on one that breaks the format."""
         while len(client.received) >= _HEAD.size:
             magic, count = _HEAD.unpack_from(client.received)
+            if magic == _WORD_MAGIC:
+                del client.received[: _HEAD.size]
+                known = self._words is not None and count < COUNT
+                client.unsent += _STATUS.pack(_OK if known else _REFUSED)
+                if self._words is not None and known:
+                    client.unsent += self._words.read(count)
+                continue
             if magic != _MAGIC or count > MAX_BLOCKS_PER_REQUEST:
                 return False
             end = _HEAD.size + 4 * count
@@ -153,6 +165,7 @@ class _Peer:
     host: str
     port: int
     num_blocks: int
+    num_words: int
     idle: list[socket.socket] = field(default_factory=list)
     """Connections between two reads; one read has one for itself."""
 
@@ -171,12 +184,13 @@ class SimulatedTransport:
         read_tags: Callable[[Sequence[int]], bytes],
         write_tags: Callable[[Sequence[int], bytes], None],
         transfer_seconds: Callable[[int], float],
+        words: LeaseWords | None = None,
         connect_timeout: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`host` is the address peers reach this process at. `transfer_seconds(bytes)`: how long the real read of that
         many bytes takes. `read_tags(blocks)` and `write_tags(blocks, tags)` move 16 bytes a block, in order, and are
-        called from other threads than the step thread."""
+        called from other threads than the step thread. `words` is served to readers of our leases."""
         self._host = host
         self._block_bytes = block_bytes
         self._num_blocks = num_blocks
@@ -184,7 +198,7 @@ class SimulatedTransport:
         self._transfer_seconds = transfer_seconds
         self._connect_timeout = connect_timeout
         self._clock = clock
-        self._server = TagServer(host, num_blocks, read_tags)
+        self._server = TagServer(host, num_blocks, read_tags, words)
         self._peers: dict[str, _Peer] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -218,7 +232,7 @@ class SimulatedTransport:
         with self._lock:
             if handshake.engine_id in self._peers:
                 return
-        peer = _Peer(host, port, handshake.num_blocks)
+        peer = _Peer(host, port, handshake.num_blocks, handshake.num_words)
         sock = self._connect(peer, self._clock() + self._connect_timeout)
         with self._lock:
             peer = self._peers.setdefault(handshake.engine_id, peer)
@@ -238,7 +252,8 @@ class SimulatedTransport:
         *,
         timeout: float,
         cancel: threading.Event | None = None,
-    ) -> None:
+        lease: LeaseMark | None = None,
+    ) -> bool:
         deadline = self._clock() + timeout
         with self._lock:
             peer = self._peers.get(engine_id)
@@ -253,8 +268,15 @@ class SimulatedTransport:
                 self._pass_time(started + self._transfer_seconds(stop * self._block_bytes), deadline, cancel)
                 if sock is None:
                     sock = self._connect(peer, deadline)
-                tags = self._ask(sock, remote_blocks[start:stop], deadline)
+                tags = self._tags(sock, remote_blocks[start:stop], deadline)
                 self._write_tags(local_blocks[start:stop], tags)
+            if lease is None or not peer.num_words:
+                return False
+            self._pass_time(0.0, deadline, cancel)
+            if sock is None:
+                sock = self._connect(peer, deadline)
+            word = self._ask(sock, _HEAD.pack(_WORD_MAGIC, lease.epoch % peer.num_words), WORD_BYTES, deadline)
+            return int.from_bytes(word, "little") == lease.word
         except TransferError as error:
             # An answer may still be on its way, so the connection can't be used again.
             if sock is not None and error.reason != "refused":
@@ -306,14 +328,18 @@ class SimulatedTransport:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
-    def _ask(self, sock: socket.socket, blocks: Sequence[int], deadline: float) -> bytes:
+    def _tags(self, sock: socket.socket, blocks: Sequence[int], deadline: float) -> bytes:
+        request = _HEAD.pack(_MAGIC, len(blocks)) + struct.pack(f"<{len(blocks)}I", *blocks)
+        return self._ask(sock, request, TAG_BYTES * len(blocks), deadline)
+
+    def _ask(self, sock: socket.socket, request: bytes, answer_bytes: int, deadline: float) -> bytes:
         try:
             sock.settimeout(max(0.001, deadline - self._clock()))
-            sock.sendall(_HEAD.pack(_MAGIC, len(blocks)) + struct.pack(f"<{len(blocks)}I", *blocks))
+            sock.sendall(request)
             (status,) = _STATUS.unpack(self._receive(sock, _STATUS.size, deadline))
             if status != _OK:
-                raise TransferError("the owner refused a block outside its arena", reason="refused")
-            return self._receive(sock, TAG_BYTES * len(blocks), deadline)
+                raise TransferError("the owner refused a place outside its arena or its words", reason="refused")
+            return self._receive(sock, answer_bytes, deadline)
         except TimeoutError as error:
             raise TransferError("the owner did not answer in time", reason="timeout") from error
         except OSError as error:

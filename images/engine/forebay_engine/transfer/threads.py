@@ -7,18 +7,21 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from forebay_engine.transfer.base import TransferError
 
+T = TypeVar("T")
 
-async def in_thread(pool: ThreadPoolExecutor, job: Callable[[], None], cancel: threading.Event | None = None) -> None:
+
+async def in_thread(pool: ThreadPoolExecutor, job: Callable[[], T], cancel: threading.Event | None = None) -> T:
     """Run `job` in the pool. A cancelled caller sets `cancel` and waits all the same: the job writes to memory.
 
     Then raises CancelledError; but an unsettled TransferError goes first, since it says which memory is lost.
     """
     future = asyncio.get_running_loop().run_in_executor(pool, job)
     try:
-        await asyncio.shield(future)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
         if cancel is not None:
             cancel.set()

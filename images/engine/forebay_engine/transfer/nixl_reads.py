@@ -1,0 +1,322 @@
+"""Reads of a peer by NIXL: piece by piece, with a deadline, and given up in a way that nothing lands later.
+
+Facts this is built on, all measured with NIXL 1.5: over cma (same host) the copy happens inside the call that starts a
+request; a peer that hangs never raises; neighbouring blocks are merged into one descriptor by NIXL itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay_engine.kv.lease_words import LeaseMark
+from forebay_engine.transfer.base import TransferError
+from forebay_engine.transfer.nixl_agent import OURSELVES, NixlAgent, calling
+from forebay_engine.transfer.staging import Slot, Staging
+from forebay_engine.transfer.ucx import ProtocolTable
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 32 * 1024 * 1024
+"""One NIXL request: over cma a request is one uninterruptible copy under the lock, about 5 ms of it."""
+
+WINDOW = 2
+"""Requests of one read in flight, where the transport works in the background."""
+
+SETTLE_SECONDS = {"RDMA": 15.0, "SharedMemory": 1.0}
+"""How long a given-up direct read is waited for. RDMA: a NIC gives up a dead node in about 8 s (UCX defaults). Shared
+memory: our own thread copies, so it ends at once or waits for a peer that hangs."""
+
+DIRECT_AFTER_SECONDS = 1.0
+"""A peer is read straight into the arena once a read begun this long after its first one has succeeded through staging.
+Before, its connection may not be complete although reads succeed, and a peer that hangs then leaves a read that neither
+ends nor can be called back. (That stays possible later: UCX flushes all lanes of a peer after a read, and 1 in 15 reads
+of a stopped process waited for it, measured. See TransferError.unsettled.)"""
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    engine_id: str
+    agent: str
+    blocks: Any
+    """Descriptors of its blocks, one each."""
+
+    num_blocks: int
+    words: Any = None
+    """Descriptors of its lease words, one each; None: it has none."""
+
+    num_words: int = 0
+    connected: float = math.inf
+    """When its first read succeeded."""
+
+    proven: bool = False
+    """Its connection is complete, see DIRECT_AFTER_SECONDS."""
+
+    abandoned: list[Request] = field(default_factory=list)
+    """Given-up requests that UCX has not finished yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one NIXL request reads."""
+
+    source: Any
+    places: Sequence[int]
+    """Of `source`."""
+
+    arena_blocks: Sequence[int] = ()
+    """Where it lands, when it lands in the arena directly."""
+
+    staging: Staging | None = None
+    """Where it lands instead."""
+
+    deliver: Callable[[Slot], None] = lambda slot: None
+    """Takes it out of its slot."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    handle: Any
+    piece: Piece
+    slot: Slot | None
+
+
+class Reads:
+    """Thread-safe. `begun` reads have not ended."""
+
+    def __init__(
+        self,
+        agent: NixlAgent,
+        *,
+        address: int,
+        block_bytes: int,
+        num_blocks: int,
+        word_bytes: int,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        table: ProtocolTable,
+    ) -> None:
+        self._agent = agent
+        self._address = address
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._sleep = sleep
+        self._table = table
+        self._one_sided = False
+        self.begun = 0
+        self.arena = agent.describe(OURSELVES, address, block_bytes, num_blocks)
+        self.staging = Staging(block_bytes, agent)
+        self._words = Staging(word_bytes, agent, slot_bytes=word_bytes)
+
+    def read(
+        self,
+        peer: Peer,
+        remote: Sequence[int],
+        local: Sequence[int] | None,
+        deadline: float,
+        cancel: threading.Event | None,
+        lease: LeaseMark | None = None,
+    ) -> bool:
+        """base.py: Transport.read. `local` None reads into a slot and drops it (warm-up)."""
+        proving = not peer.proven and self._clock() >= peer.connected + DIRECT_AFTER_SECONDS
+        requests: deque[Request] = deque()
+        with self._agent.exclusive():
+            if proving:  # what the peer sent for the set-up is taken in first: this read is to wait for the rest
+                self._agent.progress()
+            self.settle(peer)
+            if peer.abandoned:
+                raise TransferError(
+                    f"engine {peer.engine_id} has not answered an earlier read yet: it hangs", reason="wedged"
+                )
+            self.begun += 1
+        try:
+            self._fetch(peer, self._pieces(peer, remote, local), requests, deadline, cancel)
+            # Only now that every block has landed: the order is what makes the word say something about them.
+            stands = lease is not None and self._stands(peer, lease, requests, deadline, cancel)
+            if proving:
+                self.look_at_routes()
+                peer.proven = True
+            return stands
+        except BaseException:
+            self._abandon(peer, requests)
+            raise
+        finally:
+            with self._agent.lock:
+                self.begun -= 1
+
+    def direct(self, peer: Peer) -> bool:
+        """Whether UCX reads without the peer's processor, so that a given-up read ends by itself."""
+        return peer.proven and self._one_sided
+
+    def look_at_routes(self) -> None:
+        """UCX prints a route at the first read of a new kind of peer: no need to pay 0.1 ms at every read."""
+        routes = self._table.routes()
+        self._one_sided = bool(routes) and all(route.one_sided for route in routes)
+
+    def settle(self, peer: Peer) -> None:
+        """Take back what abandoned requests held, once UCX is done with them. Call under the lock."""
+        for request in list(peer.abandoned):
+            try:
+                over = self._agent.state(request.handle) != "PROC"
+            except Exception:  # it failed: over as well
+                over = True
+            if over:
+                peer.abandoned.remove(request)
+                self._end(request)
+
+    def release(self) -> None:
+        """Give the descriptor lists back. Call under the lock, when nothing reads."""
+        self._agent.release_list(self.arena)
+        for slot in (*self.staging.made, *self._words.made):
+            self._agent.release_list(slot.descriptors)
+
+    def _pieces(self, peer: Peer, remote: Sequence[int], local: Sequence[int] | None) -> Iterator[Piece]:
+        if local is not None and self.direct(peer):
+            size = max(1, PIECE_BYTES // self._block_bytes)
+            for start in range(0, len(remote), size):
+                yield Piece(peer.blocks, remote[start : start + size], local[start : start + size])
+            return
+        size = self.staging.places
+        for start in range(0, len(remote), size):
+            blocks = () if local is None else local[start : start + size]
+            yield Piece(peer.blocks, remote[start : start + size], (), self.staging, self._into(blocks))
+
+    def _into(self, blocks: Sequence[int]) -> Callable[[Slot], None]:
+        return lambda slot: slot.copy_out(self._address, blocks)
+
+    def _stands(
+        self,
+        peer: Peer,
+        lease: LeaseMark,
+        requests: deque[Request],
+        deadline: float,
+        cancel: threading.Event | None,
+    ) -> bool:
+        if peer.words is None:
+            return False
+        found: list[int] = []
+        piece = Piece(
+            peer.words, (lease.epoch % peer.num_words,), (), self._words, lambda slot: found.append(slot.number())
+        )
+        self._fetch(peer, (piece,), requests, deadline, cancel)
+        return found == [lease.word]
+
+    def _fetch(
+        self,
+        peer: Peer,
+        pieces: Iterable[Piece],
+        requests: deque[Request],
+        deadline: float,
+        cancel: threading.Event | None,
+    ) -> None:
+        """Returns when every piece has landed and was delivered; what is in flight is in `requests`."""
+        left = iter(pieces)
+        piece = next(left, None)
+        idle = 0
+        while piece is not None or requests:
+            if cancel is not None and cancel.is_set():
+                raise TransferError(f"read of engine {peer.engine_id} was cancelled", reason="cancelled")
+            if self._clock() >= deadline:
+                raise TransferError(
+                    f"read of engine {peer.engine_id} took longer than it may; {len(requests)} requests unanswered"
+                    f"{'' if piece is None else ', not all asked for'}",
+                    reason="timeout",
+                )
+            if piece is not None and len(requests) < WINDOW and self._post(peer, piece, requests):
+                piece = next(left, None)
+                idle = 0
+            elif self._poll(requests):
+                idle = 0
+            else:
+                self._sleep(min(20e-6 * 2**idle, 300e-6))
+                idle = min(idle + 1, 5)
+
+    def _post(self, peer: Peer, piece: Piece, requests: deque[Request]) -> bool:
+        """Start one request; False when no slot is free. One that is done at once is finished at once."""
+        with self._agent.exclusive(), calling(f"read engine {peer.engine_id}"):
+            slot = None if piece.staging is None else piece.staging.take()
+            if slot is None and piece.staging is not None:
+                return False
+            target = self.arena if slot is None else slot.descriptors
+            landing = piece.arena_blocks if slot is None else range(len(piece.places))
+            try:
+                handle = self._agent.prepare(target, landing, piece.source, piece.places)
+            except Exception:
+                if slot is not None and piece.staging is not None:
+                    piece.staging.give_back(slot)
+                raise
+            request = Request(handle, piece, slot)
+            requests.append(request)
+            state = self._state(requests, request, self._agent.start)
+        if state == "DONE":
+            self._deliver(request)
+        return True
+
+    def _poll(self, requests: deque[Request]) -> bool:
+        """Look at every request in flight; True when one was finished."""
+        finished = []
+        with self._agent.exclusive(), calling("wait for a read"):
+            for request in list(requests):
+                if self._state(requests, request, self._agent.state) == "DONE":
+                    finished.append(request)
+        for request in finished:
+            self._deliver(request)
+        return bool(finished)
+
+    def _state(self, requests: deque[Request], request: Request, ask: Callable[[Any], str]) -> str:
+        """DONE or PROC; takes a request that is over out of `requests`, and raises when it failed."""
+        state = "ERR"
+        try:
+            state = ask(request.handle)
+        finally:
+            if state == "DONE":
+                requests.remove(request)
+                self._agent.release(request.handle)  # its slot is given back by _deliver()
+            elif state != "PROC":
+                requests.remove(request)
+                self._end(request)
+        if state == "ERR":
+            raise TransferError("NIXL reported an error without a cause", reason="backend")
+        return state
+
+    def _deliver(self, request: Request) -> None:
+        if request.slot is None or request.piece.staging is None:
+            return
+        request.piece.deliver(request.slot)
+        with self._agent.lock:
+            request.piece.staging.give_back(request.slot)
+
+    def _end(self, request: Request) -> None:
+        """Under the lock: the request is over, and nobody wants what it brought."""
+        self._agent.release(request.handle)
+        if request.slot is not None and request.piece.staging is not None:
+            request.piece.staging.give_back(request.slot)
+
+    def _abandon(self, peer: Peer, requests: deque[Request]) -> None:
+        """Give up what is in flight, in a way that nothing of it lands in the arena later."""
+
+        def direct() -> list[Request]:
+            return [request for request in requests if request.slot is None]
+
+        wait = SETTLE_SECONDS.get(self._table.in_use(), 0.0) if direct() else 0.0
+        give_up = self._clock() + wait
+        while direct() and not self._agent.closed and self._clock() < give_up:
+            with contextlib.suppress(TransferError):
+                self._poll(requests)
+            self._sleep(200e-6)
+        with self._agent.lock:
+            peer.abandoned.extend(requests)
+        if direct():
+            log.critical("a read of engine %s can be neither finished nor stopped", peer.engine_id)
+            raise TransferError(
+                f"a read of engine {peer.engine_id} can be neither finished nor stopped after {wait:.0f} s; "
+                "its local blocks are lost until this worker restarts",
+                reason="unsettled",
+                unsettled=True,
+            )
