@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -63,7 +64,10 @@ def _reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return command(*args, **kwargs)
+            try:
+                return command(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
         except InputError as error:
             code, text = 2, str(error)
         except LocalError as error:
@@ -71,16 +75,23 @@ def _reports_errors(command: Callable[P, T]) -> Callable[P, T]:
         except KeyboardInterrupt:
             code, text = 130, "interrupted"
         except BrokenPipeError:
-            # Whoever read the output has enough. What is still in its buffer would fail once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # Whoever read the output has enough.
+            _drop_output()
             raise typer.Exit(1) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             code, text = 1, f"{where}{error.strerror or error}"
+            _drop_output()
         print(f"error: {text}", file=sys.stderr)
         raise typer.Exit(code)
 
     return run
+
+
+def _drop_output() -> None:
+    """What is still in its buffer would fail once more when Python ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command(name="up")
@@ -348,6 +359,7 @@ def plan_command(
 
 
 @app.command()
+@_reports_errors
 def version(output: Output = "table") -> None:
     """The version of Forebay."""
     _check_output(output)

@@ -21,7 +21,11 @@ def model_folder(source: ModelSource) -> Path:
     """
     if source.scheme is Scheme.HOSTPATH:
         folder = Path(source.target)
-        if not (folder / "config.json").is_file():
+        try:
+            found = (folder / "config.json").is_file()
+        except OSError as error:
+            raise LocalError(f"spec.model.source hostpath://{folder}: cannot look there: {error.strerror}") from None
+        if not found:
             raise InputError(
                 f"spec.model.source hostpath://{folder}: no config.json there; give a folder in Hugging Face layout"
             )

@@ -14,15 +14,12 @@ from pathlib import Path
 
 import aiohttp
 
-from forebay_operator.local import launch
+from forebay_operator.local import launch, logs
 from forebay_operator.local.backoff import Backoff
 from forebay_operator.local.containers import Container
 from forebay_operator.local.errors import LocalError
 from forebay_operator.local.probes import Probe, Result, Verdict, http_get
 from forebay_wire.headers import LOAD
-
-LOG_LIMIT_BYTES = 16 * 1024 * 1024
-"""At a start, a longer log becomes NAME.log.1."""
 
 _OWN_BIN = str(Path(sys.executable).parent)
 
@@ -93,6 +90,7 @@ class Runner:
 
     async def run(self) -> None:
         name = self.container.name
+        bounding = asyncio.create_task(logs.keep_bounded(self.log))
         try:
             while not self._stop.is_set():
                 started = self._clock()
@@ -107,6 +105,7 @@ class Runner:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), wait)
         finally:
+            bounding.cancel()
             self._set_state("Stopped")
 
     async def _once(self) -> str:
@@ -150,10 +149,8 @@ class Runner:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         command = [find_command(self.container.argv[0]), *self.container.argv[1:]]
-        if self.log.exists() and self.log.stat().st_size > LOG_LIMIT_BYTES:
-            self.log.replace(self.log.with_name(self.log.name + ".1"))
-        with self.log.open("ab") as log:
-            os.fchmod(log.fileno(), 0o600)
+        logs.bound(self.log, logs.LIMIT_BYTES)
+        with logs.open_log(self.log) as log:
             # A group of its own, so that Ctrl-C in the terminal reaches the supervisor alone.
             return await asyncio.create_subprocess_exec(
                 *launcher(command),

@@ -12,12 +12,13 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 import psutil
 
 from forebay_operator.local.errors import InputError, LocalError
+from forebay_operator.local.logs import open_log
 from forebay_wire.discovery import WorkersFile
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -126,6 +127,19 @@ class StateFolder:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(self.path / name)
+
+    def start_up_log(self) -> BinaryIO:
+        """An empty log of a detached `up`. Raises LocalError."""
+        with self._told("write the log"):
+            self.up_log.unlink(missing_ok=True)
+            return open_log(self.up_log)
+
+    def up_log_tail(self, lines: int = 5) -> str:
+        """Its last lines; says so where it can't be read."""
+        try:
+            return "\n".join(self.up_log.read_text(errors="replace").strip().splitlines()[-lines:])
+        except OSError as error:
+            return f"(its log {self.up_log} can't be read: {error.strerror})"
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:

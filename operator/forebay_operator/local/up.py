@@ -16,6 +16,7 @@ from rich.live import Live
 
 from forebay_operator.api.load import SpecError, load_manifest
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
+from forebay_operator.local import logs
 from forebay_operator.local.containers import LOOPBACK, Places, build_containers, gpus_needed, pool_sizes
 from forebay_operator.local.control import Control, serve
 from forebay_operator.local.errors import InputError, LocalError
@@ -28,6 +29,7 @@ from forebay_operator.local.state import StateFolder
 from forebay_operator.local.status import UpStatus
 from forebay_operator.local.supervisor import Supervisor
 from forebay_operator.local.table import plain, table
+from forebay_wire.secret import BadSecretFile, read_file
 
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.5
@@ -49,12 +51,13 @@ class UpOptions:
 
 
 def read_model(file: Path) -> tuple[DisaggregatedModel, list[str]]:
-    """The model in a file and what to tell the user about it. Raises InputError."""
+    """The model in a file and what to tell the user about it. Raises InputError, LocalError."""
     try:
         manifest = load_manifest(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"cannot read {file}: {reason}") from None
+    except OSError as error:
+        raise LocalError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {file}: it is not UTF-8 text") from None
     except SpecError as error:
         raise InputError(str(error)) from None
     notes = [f"document of kind {kind} is ignored: local mode runs the model alone" for kind in manifest.skipped]
@@ -69,8 +72,11 @@ def up(options: UpOptions, console: Console) -> int:
     if keys is not None:
         if model.spec.router.api_keys_secret_ref is None:
             raise InputError("--api-keys-file needs spec.router.apiKeysSecretRef in the manifest, which asks for keys")
-        if not keys.is_file():
-            raise InputError(f"--api-keys-file {keys}: no such file")
+        try:
+            # The router judges what is in it; that it can be read is told here, before anything starts.
+            read_file(keys, "API key")
+        except BadSecretFile as error:
+            raise LocalError(f"{error} (--api-keys-file)") from None
     gpus = assign_gpus(gpus_needed(model))
     state = StateFolder(options.name or model.metadata.name)
     for note in notes:
@@ -123,13 +129,15 @@ async def _run(supervisor: Supervisor, console: Console) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.request_down)
     async with serve(supervisor):
-        showing = asyncio.create_task(_show(supervisor, console))
+        # Detached, this process is the one that writes up.log.
+        bounding = logs.keep_bounded(supervisor.state.up_log)
+        beside = [asyncio.create_task(work) for work in (_show(supervisor, console), bounding)]
         try:
             outcome = await supervisor.run()
         finally:
-            showing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await showing
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
     console.print(f"{supervisor.state.name} is down" + ("" if outcome.drained else ", not all of it drained"))
     return 0 if outcome.drained else 1
 
@@ -155,7 +163,7 @@ def up_detached(options: UpOptions, arguments: list[str], wait_seconds: float, c
     state.create()
     if state.running():
         raise LocalError(f"{state.name} is already up; end it with `forebay down --name {state.name}`")
-    with state.up_log.open("wb") as log:
+    with state.start_up_log() as log:
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "forebay_operator.cli", *arguments],
             stdin=subprocess.DEVNULL,
@@ -177,8 +185,7 @@ def up_detached(options: UpOptions, arguments: list[str], wait_seconds: float, c
 def _wait_ready(state: StateFolder, process: subprocess.Popen[bytes], deadline: float) -> UpStatus | None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            tail = state.up_log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise LocalError(f"{state.name} ended with exit code {process.returncode}:\n" + "\n".join(tail))
+            raise LocalError(f"{state.name} ended with exit code {process.returncode}:\n{state.up_log_tail()}")
         if state.running():
             with contextlib.suppress(LocalError):
                 status = asyncio.run(Control(state).status())
