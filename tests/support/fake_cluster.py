@@ -33,6 +33,9 @@ class FakeCluster:
     deaf: bool = False
     """Workers and routers do not answer."""
 
+    moved: dict[str, int] = field(default_factory=dict)
+    """Requests that were handed on to other workers, by the pod that they ran on."""
+
     deleted: list[tuple[Object, int]] = field(default_factory=list)
     """Pods that went, with the requests that ran on them."""
 
@@ -161,12 +164,15 @@ class FakeCluster:
         load = LoadReport("e", 1, ready=True, running=self.running.get(name, 0))
         return WorkerState(name, "draining" if draining else "ready", 0.1, load)
 
-    async def drain(self, address: str, token: str, draining: bool) -> DrainResponse | None:
+    async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:
         if self.deaf:
             return None
         assert len(token) >= 32
         for pod in self.workers():
             if pod["status"]["podIP"] == address:
+                if move:
+                    name = pod["metadata"]["name"]
+                    self.moved[name] = self.moved.get(name, 0) + self.running.pop(name, 0)
                 self.set_ready(pod["metadata"]["name"], not draining)
                 return DrainResponse(draining, self.running.get(pod["metadata"]["name"], 0), 0)
         return None

@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease-seconds", type=_seconds, default=30.0)
     parser.add_argument("--pull-timeout-seconds", type=_seconds, default=20.0)
     parser.add_argument("--drain-timeout-seconds", type=_seconds, default=600.0)
+    parser.add_argument("--drain-policy", choices=("finish", "move"), default="finish", help="for running requests")
     parser.add_argument("--perf-model", default="slow", help="simulated: how long steps take")
     parser.add_argument("--no-chunked-prefill", action="store_false", dest="chunked_prefill")
     parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")

@@ -49,6 +49,9 @@ class WorkerSettings:
     lease_seconds: float = 30.0
     pull_timeout_seconds: float = 20.0
     drain_timeout_seconds: float = 600.0
+    drain_policy: str = "finish"
+    """finish | move: what SIGTERM does to running requests. Moved ones continue on another worker, through the router."""
+
     chunked_prefill: bool = True
     """False: a prompt is one step, whatever its length (for comparison only)."""
 

@@ -64,9 +64,9 @@ class Actuator:
         return await self._label(namespace, pod.name, pod.uid, {labels.DRAINING: "true"}, {DELETION_COST: LEAVING_COST})
 
     async def silence(self, owner: Owner, pod: PodView) -> None:
-        """Its readiness probe fails from now on; what still runs there goes on."""
+        """Its readiness probe fails from now on, and what still runs there continues on another worker at once."""
         if pod.ip is not None:
-            await self._workers.drain(pod.ip, self._tokens.get(owner.uid, ""), True)
+            await self._workers.drain(pod.ip, self._tokens.get(owner.uid, ""), True, move=True)
 
     async def release(self, owner: Owner, pod: PodView) -> None:
         """Take fence and silence back."""

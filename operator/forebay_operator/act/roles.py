@@ -30,9 +30,9 @@ def role_changes(observation: Observation, targets: Targets, *, switching: bool)
 
     A new worker, once ready, gets its home pool's role while that is below its target, else the role furthest below: so
     the replacement of one on loan takes the loan over, and workers that start in any order all serve at home. A worker
-    that has a role is switched when one role is over its target while the other is under, or when the last worker of a
-    role is on a node that is being emptied and the other role has two (`switching` allows it). Workers on cordoned
-    nodes don't count: they are about to go.
+    that has a role is switched when one role is over its target while the other is under (`switching` allows it).
+    Workers on cordoned nodes don't count: they are about to go. Until their replacements serve, a role that loses
+    workers so gets its share of those that stay.
     """
     leaving = {node.name for node in observation.nodes or () if node.cordoned}
     staying = [p for p in observation.pods if not p.terminating and not p.draining and p.node not in leaving]
@@ -77,8 +77,16 @@ def _switches(
 def _missing(to: Pool, source: Pool, held: Mapping[Pool, int], targets: Targets, emptied: Set[Pool | None]) -> int:
     """Workers that `source` has to spare and `to` lacks."""
     count = min(targets[to] - held[to], held[source] - targets[source])
-    starved = to in emptied and held[to] == 0 and targets[to] > 0 and held[source] >= 2
-    return max(count, 1) if starved else count
+    if to not in emptied:
+        return count
+    shares = _shares(targets, sum(held.values()))
+    return max(count, min(shares[to] - held[to], held[source] - shares[source]))
+
+
+def _shares(targets: Targets, workers: int) -> dict[Pool, int]:
+    """The targets' proportion on fewer workers, rounded down, one at least of each role that has a target."""
+    total = max(1, sum(targets.values()))
+    return {pool: max(workers * targets[pool] // total, min(1, targets[pool])) for pool in POOLS}
 
 
 def _work(pod: PodView) -> int:

@@ -152,6 +152,8 @@ def worker_args(spec: DisaggregatedModelSpec, pool: Pool) -> list[str]:
         f"--pull-timeout-seconds={spec.transfer.timeout_seconds}",
         f"--drain-timeout-seconds={spec.drain.timeout_seconds}",
     ]
+    if spec.drain.policy == "Move":
+        args.append("--drain-policy=move")
     if spec.model.source is not None:
         args.append("--model-dir=$(MODEL_DIR)")
     if spec.model.max_model_len is not None:

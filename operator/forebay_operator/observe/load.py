@@ -107,8 +107,11 @@ class Workers(Protocol):
         """Ask the routers at these addresses. Never raises: who does not answer is not counted."""
         ...
 
-    async def drain(self, address: str, token: str, draining: bool) -> DrainResponse | None:
-        """Make a worker refuse new requests and turn NotReady, or take that back. None: it did not answer."""
+    async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:
+        """Make a worker refuse new requests and turn NotReady, or take that back. None: it did not answer.
+
+        `move`: its running requests are broken off, and continue elsewhere.
+        """
         ...
 
 
@@ -133,8 +136,8 @@ class HttpWorkers:
             log.info("router %s does not report its load: %s", address, error or type(error).__name__)
             return None
 
-    async def drain(self, address: str, token: str, draining: bool) -> DrainResponse | None:
-        body = msgspec.json.encode(DrainRequest(draining))
+    async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:
+        body = msgspec.json.encode(DrainRequest(draining, move))
         try:
             raw = await self._call("POST", address, paths.DRAIN, token, body)
             return msgspec.json.decode(raw, type=DrainResponse)

@@ -47,5 +47,5 @@ class ProxiedRouters:
             log.info("router %s does not report its load: %s", pod, error)
             return None
 
-    async def drain(self, address: str, token: str, draining: bool) -> DrainResponse | None:
+    async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:
         raise AssertionError(f"a plan never drains; asked to for the worker at {address}")

@@ -65,7 +65,7 @@ class PodWorkers:
                 states.append(WorkerState(name, "draining" if labels.DRAINING in marks else "ready", 0.1, load))
         return combine([RouterReport(workers=states) for _ in routers])
 
-    async def drain(self, address: str, token: str, draining: bool) -> DrainResponse | None:
+    async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:
         for name, pod in self.kubelets.seen.items():
             if pod["status"].get("podIP") == address:
                 (self.kubelets.unready.add if draining else self.kubelets.unready.discard)(name)

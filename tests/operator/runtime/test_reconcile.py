@@ -200,8 +200,23 @@ async def test_a_worker_that_never_runs_empty_goes_at_the_deadline(bench: Bench)
     started = bench.now
     bench.put(model(1, 1, drain={"timeoutSeconds": 30}))
     await bench.rest()
-    assert [n for _, n in bench.cluster.deleted] == [3]
+    ((victim, left),) = bench.cluster.deleted
+    assert left == 0
+    assert bench.cluster.moved == {victim["metadata"]["name"]: 3}, "what was left continues elsewhere"
     assert timedelta(seconds=30) <= bench.now - started <= timedelta(seconds=60)
+
+
+async def test_drain_policy_move_waits_for_nobody(bench: Bench) -> None:
+    move = {"policy": "Move", "timeoutSeconds": 600}
+    bench.put(model(1, 2, drain=move))
+    await bench.rest()
+    for pod in bench.cluster.workers("decode"):
+        bench.cluster.running[pod["metadata"]["name"]] = 3
+    started = bench.now
+    bench.put(model(1, 1, drain=move))
+    await bench.rest()
+    assert list(bench.cluster.moved.values()) == [3]
+    assert bench.now - started <= timedelta(seconds=15)
 
 
 async def test_workers_that_do_not_answer_hold_up_nothing_for_ever(bench: Bench) -> None:
@@ -264,6 +279,58 @@ async def test_roles_follow_the_targets_in_status(bench: Bench) -> None:
     bench.cluster.control()
     await bench.rest()
     assert bench.cluster.roles() == {"prefill": 1, "decode": 3}, "its replacement takes its role over"
+    assert bench.live()["prefill"]["onLoan"] == 1
+
+
+async def test_the_roles_of_a_cordoned_node_are_elsewhere_before_its_pods_leave(bench: Bench) -> None:
+    for name in ("node1", "node2"):
+        bench.api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {}})
+    bench.put(model(1, 3))
+    await bench.rest()
+    (prefill,) = bench.cluster.workers("prefill")
+    emptied = prefill["spec"]["nodeName"]
+    bench.api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": emptied}, "spec": {"unschedulable": True}})
+    bench.now += timedelta(seconds=10)
+    await bench.once()
+    elsewhere = [
+        p["metadata"]["labels"][labels.ROLE] for p in bench.cluster.workers() if p["spec"]["nodeName"] != emptied
+    ]
+    assert "prefill" in elsewhere, "before anything was evicted"
+    assert bench.api.find("pods", prefill["metadata"]["name"]) is not None
+    bench.cluster.kill(prefill["metadata"]["name"])
+    bench.cluster.control()
+    await bench.rest()
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 3}
+
+
+@pytest.mark.parametrize("operator", ["up", "down"])
+async def test_a_pod_on_loan_that_is_evicted(bench: Bench, operator: str) -> None:
+    bench.put(model(2, 2))
+    await bench.rest()
+    held = clone(bench.api.find("disaggregatedmodels", "assistant"))
+    held["status"]["prefill"]["target"], held["status"]["decode"]["target"] = 1, 3
+    bench.api.put(held)
+    await bench.rest()
+    loaned = next(p for p in bench.cluster.workers("prefill") if p["metadata"]["labels"][labels.ROLE] == "decode")
+    if operator == "down":
+        # Both of its pool's pods go while nobody looks.
+        for pod in bench.cluster.workers("prefill"):
+            bench.cluster.kill(pod["metadata"]["name"])
+        bench.cluster.control()
+        bench.restart()
+    else:
+        bench.cluster.kubelet = True
+        bench.cluster.kill(loaned["metadata"]["name"])
+        await bench.once()
+        assert bench.cluster.roles()["decode"] == 3, "one that is leaving has its role until it is gone"
+        bench.cluster.kubelet = False
+        bench.api.remove("pods", loaned["metadata"]["name"])
+        for pod in bench.cluster.workers():
+            if not pod["status"]:
+                bench.api.remove("pods", pod["metadata"]["name"])
+        bench.cluster.control()
+    await bench.rest()
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 3}
     assert bench.live()["prefill"]["onLoan"] == 1
 
 

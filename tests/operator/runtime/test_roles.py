@@ -73,6 +73,23 @@ def test_a_cordoned_nodes_role_is_restored_elsewhere() -> None:
     assert changes(*pods[:2], prefill=1, decode=1, nodes=(node,)) == {}, "the last one of a role stays in it"
 
 
+def test_the_workers_that_stay_keep_the_proportion() -> None:
+    """Of 4:4 three prefill workers are on a node that is emptied: the five others are split 2:3 meanwhile."""
+    node = NodeView("n1", {}, cordoned=True)
+    leaving = [pod(f"p{i}", "prefill", "prefill", node="n1") for i in range(3)]
+    staying = [pod("p3", "prefill", "prefill", node="n2")]
+    staying += [pod(f"d{i}", "decode", "decode", i, node="n2") for i in range(4)]
+    assert changes(*leaving, *staying, prefill=4, decode=4, nodes=(node,)) == {"d0": "prefill"}
+    switched = [replace(p, role="prefill") if p.name == "d0" else p for p in staying]
+    assert changes(*leaving, *switched, prefill=4, decode=4, nodes=(node,)) == {}, "and that is all"
+    replaced = [*switched, *(pod(f"r{i}", "prefill", node="n3", created_unix=i) for i in range(3))]
+    assert changes(*replaced, prefill=4, decode=4, nodes=(node,)) == {
+        "r0": "prefill",
+        "r1": "prefill",
+        "r2": "decode",
+    }, "the replacements fill both roles up, so that nothing has to switch back"
+
+
 @given(
     roles=st.lists(st.tuples(st.sampled_from(["prefill", "decode"]), st.sampled_from(["prefill", "decode", None]),
                              st.integers(0, 9)), min_size=2, max_size=9),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -28,6 +29,8 @@ from forebay_wire.messages import (
 MAX_PROGRESS_WAIT_SECONDS = 30.0
 CALL_SECONDS = 10.0
 """The core's answer to any of these comes from its loop, not from a step: later than this it is wedged."""
+
+log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -84,10 +87,12 @@ async def reserve(request: web.Request) -> web.Response:
 
 
 async def drain(request: web.Request) -> web.Response:
-    """POST /drain: stop (or take up again) serving new requests; what runs is finished."""
+    """POST /drain: stop (or take up again) serving new requests; what runs is finished, or handed on."""
     state = _authorized(request)
     message = await read_message(request, DrainRequest)
     state.set_draining(message.draining)
+    if message.draining and message.move and (moved := state.hand_on()):
+        log.info("draining: %d requests are handed on to other workers", moved)
     answer = DrainResponse(state.draining, state.in_flight, state.core.stats.held_blocks)
     return json_response(_encode(answer))
 

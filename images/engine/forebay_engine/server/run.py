@@ -63,8 +63,8 @@ async def serve(
 ) -> int:
     """Run a worker until it is told to stop; returns its exit code. Raises CannotServe.
 
-    SIGTERM and SIGINT drain: new requests are refused, running ones finish and leased KV is waited for, up to the drain
-    timeout. A second signal ends at once.
+    SIGTERM and SIGINT drain: new requests are refused, running ones finish (or are handed on, by the drain policy) and
+    leased KV is waited for, up to the drain timeout. A second signal ends at once.
     """
     try:
         secret = read_token(settings.token_file) if settings.token_file is not None else None
@@ -209,6 +209,8 @@ async def _drain(state: WorkerState) -> None:
     timeout = state.settings.drain_timeout_seconds
     state.set_draining(True)
     log.info("draining: %d requests running, %d blocks held", state.in_flight, state.core.stats.held_blocks)
+    if state.settings.drain_policy == "move":
+        state.hand_on()
     deadline = state.monotonic() + timeout
     while (now := state.monotonic()) < deadline:
         settled = now - state.last_hold >= HOLD_SETTLE_SECONDS

@@ -92,6 +92,7 @@ class WorkerState:
 
     prefixes: PrefixLog = field(default_factory=PrefixLog)
     _seen: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _answering: set[asyncio.Task[object]] = field(default_factory=set)
     _epoch: int = 0
     _velocity: PrefillVelocity = field(default_factory=PrefillVelocity)
     _ids: int = 0
@@ -147,10 +148,23 @@ class WorkerState:
         if self.in_flight >= most:
             raise ApiError(429, f"{self.in_flight} requests are here, at most {most} may be", retry_after=1.0)
         self.in_flight += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
         try:
             yield info
         finally:
+            self._answering.discard(task)
             self.in_flight -= 1
+
+    def hand_on(self) -> int:
+        """Break off every answer under way, as if this process had died: the router continues it on another worker.
+
+        How many there were. To be called while draining, or new ones take their place.
+        """
+        for task in self._answering:
+            task.cancel()
+        return len(self._answering)
 
     def _count_router(self, router: str | None) -> None:
         if router is None:
@@ -200,6 +214,8 @@ class WorkerState:
             queued_prefill_tokens=stats.queued_prefill_tokens,
             resident_decode_tokens=stats.resident_decode_tokens,
             decoding=stats.decoding,
+            decode_step_seconds=round(stats.decode_step_seconds, 6),
+            mixed_tokens_per_second=round(stats.mixed_tokens_per_second, 1),
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks or (info.total_blocks if info is not None else 0),
             block_size=info.block_size if info is not None else settings.block_size,
@@ -214,5 +230,3 @@ class WorkerState:
             generated_tokens_total=stats.decode_tokens,
             recomputed_total=stats.recomputed,
         )
-            decode_step_seconds=round(stats.decode_step_seconds, 6),
-            mixed_tokens_per_second=round(stats.mixed_tokens_per_second, 1),
