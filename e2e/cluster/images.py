@@ -49,7 +49,7 @@ class Image:
 OPERATOR: Final = Image("forebay-operator", "images/operator/Dockerfile")
 ROUTER: Final = Image("forebay-router", "images/router/Dockerfile")
 SIMULATED: Final = Image(
-    "forebay-engine-simulated", "images/engine/Dockerfile", ("VARIANT=cpu", "PACKAGES=.")
+    "forebay-engine-simulated", "images/engine/Dockerfile", ("VARIANT=cpu", "PACKAGES=. jinja2 tokenizers")
 )  # fmt: skip
 PRODUCT: Final = (OPERATOR, ROUTER, SIMULATED)
 

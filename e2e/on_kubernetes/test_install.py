@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.on_kubernetes.conftest import KubernetesSite, site_of
-from e2e.on_kubernetes.deployed import NAMESPACE, OPERATOR_NAMESPACE, REPOSITORY, Deployed
+from e2e.on_kubernetes.deployed import NAMESPACE, OPERATOR_NAMESPACE, RELEASE, REPOSITORY, Deployed
 from forebay_operator.api import labels
 
 EXAMPLE = REPOSITORY / "examples" / "simulated-pinned-pools.yaml"
@@ -36,7 +36,7 @@ async def pinned(deployed: Deployed) -> AsyncIterator[KubernetesSite]:
 
 
 async def test_the_example_answers_and_leaves_nothing(deployed: Deployed, pinned: KubernetesSite) -> None:
-    assert deployed.kubectl("-n", OPERATOR_NAMESPACE, "get", "deploy", "forebay-operator", "-o",
+    assert deployed.kubectl("-n", OPERATOR_NAMESPACE, "get", "deploy", RELEASE, "-o",
                             "jsonpath={.status.readyReplicas}") == "2"  # fmt: skip
     before = _objects(deployed)
     started = time.monotonic()
