@@ -20,6 +20,14 @@ from forebay_wire.messages import (
 )
 
 
+class TransferTotals(msgspec.Struct, frozen=True):
+    """What was pulled over one transport since start; `seconds` are those of the pulls that brought `bytes`."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+
+
 class CoreStats(msgspec.Struct, tag=True, frozen=True):
     """A snapshot the core sends after steps (at most every 50 ms) and at least once a second. Totals since start."""
 
@@ -56,9 +64,18 @@ class CoreStats(msgspec.Struct, tag=True, frozen=True):
     recomputed: int = 0
     leases_expired: int = 0
     transport: str = "Unknown"
-    transfer_bytes: int = 0
-    transfer_seconds: float = 0.0
-    transfer_failures: int = 0
+    """In use now."""
+
+    transfers: dict[str, TransferTotals] = {}
+    """By the transport that was in use at the time."""
+
+    @property
+    def transfer_bytes(self) -> int:
+        return sum(totals.bytes for totals in self.transfers.values())
+
+    @property
+    def transfer_seconds(self) -> float:
+        return sum(totals.seconds for totals in self.transfers.values())
 
 
 class CoreInfo(msgspec.Struct, tag=True, frozen=True):

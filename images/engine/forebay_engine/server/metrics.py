@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from forebay_engine.core.handle import CoreStats
+from forebay_engine.core.handle import CoreStats, TransferTotals
 from forebay_wire import metrics as names
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -43,6 +43,12 @@ _COUNTERS: tuple[tuple[str, str, Callable[[CoreStats], float]], ...] = (
     (names.ENGINE_LEASES_EXPIRED, "Leases that ran out before they were pulled", lambda s: s.leases_expired),
 )
 
+_TRANSFER_COUNTERS: tuple[tuple[str, str, Callable[[TransferTotals], float]], ...] = (
+    (names.ENGINE_TRANSFER_BYTES, "KV bytes pulled from other workers", lambda t: t.bytes),
+    (names.ENGINE_TRANSFER_SECONDS, "Seconds spent pulling KV", lambda t: t.seconds),
+    (names.ENGINE_TRANSFER_FAILURES, "Pulls that failed", lambda t: t.failures),
+)
+
 
 class _CoreCollector(Collector):
     def __init__(self, stats: Callable[[], CoreStats]) -> None:
@@ -54,13 +60,12 @@ class _CoreCollector(Collector):
             yield GaugeMetricFamily(name, text, value=read(stats))
         for name, text, read in _COUNTERS:
             yield CounterMetricFamily(name, text, value=read(stats))
-        for name, text, value in (
-            (names.ENGINE_TRANSFER_BYTES, "KV bytes pulled from other workers", stats.transfer_bytes),
-            (names.ENGINE_TRANSFER_SECONDS, "Seconds spent pulling KV", stats.transfer_seconds),
-            (names.ENGINE_TRANSFER_FAILURES, "Pulls that failed", stats.transfer_failures),
-        ):
+        # By the transport of the time: a switch starts another series and moves none.
+        by_transport = stats.transfers or {stats.transport: TransferTotals()}
+        for name, text, total in _TRANSFER_COUNTERS:
             family = CounterMetricFamily(name, text, labels=["transport"])
-            family.add_metric([stats.transport], value)
+            for transport, totals in by_transport.items():
+                family.add_metric([transport], total(totals))
             yield family
 
 

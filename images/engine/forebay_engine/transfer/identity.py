@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from forebay_engine.core.handle import TransferTotals
 from forebay_wire.messages import Compatibility
 
 
@@ -22,10 +25,20 @@ class Identity:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Totals since start; `seconds` are those of successful pulls, `failures` are by one-word reason."""
+    """Totals since start; `failures` are by one-word reason, `totals` by the transport in use at the time."""
 
     transfers: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
     leases_expired: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    totals: dict[str, TransferTotals] = field(default_factory=dict)
+    """Its values are never changed, so a copy may be read by another thread."""
+
+    def count(self, transport: str, volume: int, seconds: float) -> None:
+        """A read of `volume` bytes."""
+        old = self.totals.get(transport, TransferTotals())
+        self.totals[transport] = replace(old, bytes=old.bytes + volume, seconds=old.seconds + seconds)
+
+    def failed(self, transport: str, reason: str) -> None:
+        self.failures[reason] += 1
+        old = self.totals.get(transport, TransferTotals())
+        self.totals[transport] = replace(old, failures=old.failures + 1)

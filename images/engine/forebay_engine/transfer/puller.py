@@ -51,6 +51,7 @@ class Puller:
         peers: PeerClient,
         keeper: LeaseKeeper,
         counters: TransferCounters,
+        in_use: Callable[[], str],
         timeout_seconds: float,
         clock: Callable[[], float],
     ) -> None:
@@ -60,6 +61,7 @@ class Puller:
         self._peers = peers
         self._keeper = keeper
         self._counters = counters
+        self._in_use = in_use
         self._timeout = timeout_seconds
         self._clock = clock
         self._running: dict[str, threading.Event] = {}
@@ -84,14 +86,14 @@ class Puller:
     async def pull(self, source: PullSource, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> PullResult:
         started = self._clock()
         if source.request_id in self._running or len(self._running) >= MAX_PULLS:
-            self._counters.failures["busy"] += 1
+            self._counters.failed(self._in_use(), "busy")
             return PullResult(False, f"busy: {len(self._running)} pulls under way, limit {MAX_PULLS}", 0, 0.0)
         cancel = self._running[source.request_id] = threading.Event()
         tracked = self._keeper.track(source)
         try:
             await self._pull(tracked, remote_blocks, local_blocks, started + self._timeout, cancel)
         except TransferError as error:
-            self._counters.failures[error.reason] += 1
+            self._counters.failed(self._in_use(), error.reason)
             self._give_back(source, error)
             return PullResult(False, f"{error.reason}: {error}", 0, self._clock() - started, error.unsettled)
         finally:
@@ -100,7 +102,7 @@ class Puller:
                 self._keeper.untrack(source.request_id)
         volume = len(local_blocks) * self._identity.block_bytes
         seconds = self._clock() - started
-        self._count(volume, seconds)
+        self._counters.count(self._in_use(), volume, seconds)
         self._counters.transfers += 1
         return PullResult(True, "", volume, seconds)
 
@@ -181,7 +183,7 @@ class Puller:
         try:
             await self._follow(reserve, local_blocks, on_progress, self._clock() + reserve.ttl_seconds)
         except TransferError as error:
-            self._counters.failures[error.reason] += 1
+            self._counters.failed(self._in_use(), error.reason)
             log.info("request %s: reading ahead stopped: %s", reserve.request_id, error)
             if error.unsettled:
                 raise
@@ -230,11 +232,8 @@ class Puller:
         end = min(deadline, started + self._timeout)
         cancel = threading.Event()
         await self._connections.read(engine_id, remote_blocks, local_blocks, until=lambda: end, cancel=cancel)
-        self._count(len(local_blocks) * self._identity.block_bytes, self._clock() - started)
-
-    def _count(self, volume: int, seconds: float) -> None:
-        self._counters.bytes += volume
-        self._counters.seconds += seconds
+        volume = len(local_blocks) * self._identity.block_bytes
+        self._counters.count(self._in_use(), volume, self._clock() - started)
 
 
 def _ref(source: PullSource) -> LeaseRef:

@@ -87,6 +87,7 @@ class TransferService:
             peers=peers,
             keeper=self._keeper,
             counters=self.counters,
+            in_use=transport.in_use,
             timeout_seconds=pull_timeout_seconds,
             clock=clock,
         )
@@ -115,13 +116,7 @@ class TransferService:
 
     def fill(self, stats: CoreStats) -> CoreStats:
         """The same snapshot with the transfer's figures. Safe from any thread."""
-        return msgspec.structs.replace(
-            stats,
-            transport=self._transport.in_use(),
-            transfer_bytes=self.counters.bytes,
-            transfer_seconds=self.counters.seconds,
-            transfer_failures=self.counters.failures.total(),
-        )
+        return msgspec.structs.replace(stats, transport=self._transport.in_use(), transfers=dict(self.counters.totals))
 
     # The owner's side
 
