@@ -9,6 +9,7 @@ from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate, absorb, estimate
 from forebay_operator.decide.memory import Memory, Moved
 from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
+from forebay_operator.decide.regime import lasted
 from forebay_operator.decide.types import Decision, Option, Policy, Split
 from forebay_operator.decide.value import Valued, valued
 from forebay_operator.observe.traffic import Observation
@@ -119,7 +120,7 @@ class _Call:
         return [split for split in splits if split.prefill in near]
 
     def _choose(self, found: Valued, seen: Estimate) -> Decision:
-        memory = self.memory
+        memory, now = self.memory, self.now
         rescued = self._rescue(seen)
         if rescued is not None:
             memory.confirming = 0
@@ -150,7 +151,8 @@ class _Call:
                 )
         towards = best.split.prefill - self.before.prefill
         if memory.confirming * towards <= 0:
-            memory.confirming = 1 if towards > 0 else -1
+            memory.confirming, memory.confirming_at = (1 if towards > 0 else -1), now
+        if not lasted(memory.confirming_at, now):
             return self._hold(reasons.CONFIRMING, f"{best.split} would gain {100 * best.gain:.1f} points; seen once")
         memory.confirming = 0
         return self._to(

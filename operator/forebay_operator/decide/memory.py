@@ -98,14 +98,17 @@ class Memory(msgspec.Struct):
     """Cheapest split of the present regime, in prefill workers; 0: none yet."""
 
     regime_since: float = 0.0
-    regime_worse: int = 0
-    """Observations in a row in which it was not the cheapest."""
+    regime_worse_at: float = -1.0
+    """Since when it has not been the cheapest without a break; below 0: it is."""
 
     runs: list[float] = []
     """Seconds that past regimes lasted."""
 
     confirming: int = 0
-    """The split that a first observation asked for; 0: none."""
+    """Direction that observations have asked for without a break; 0: none."""
+
+    confirming_at: float = 0.0
+    """Since when."""
 
     move_started: float = -1.0
     move_seconds: list[float] = []

@@ -50,6 +50,8 @@ class Setup:
     convertible: bool = False
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
+    tick_seconds: float = TICK_SECONDS
+    """Between two calls of the law. Live it is called each second."""
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class Cluster:
         arrival = next(upcoming, None)
         limit = trace[-1].at + PATIENCE_SECONDS
         horizon = trace[-1].at
-        tick = TICK_SECONDS
+        tick = self.setup.tick_seconds
         second = 1.0
         now = 0.0
         while arrival is not None or events:
@@ -158,9 +160,9 @@ class Cluster:
                 if now >= tick - 1e-9:
                     prefill, _ = self.fleet.targets()
                     splits.append((now, len(self.fleet.prefills), len(self.fleet.decodes), prefill))
-                    if decide is not None and now <= horizon + TICK_SECONDS:
+                    if decide is not None and now <= horizon + self.setup.tick_seconds:
                         self._tick(decide, now)
-                    tick += TICK_SECONDS
+                    tick += self.setup.tick_seconds
                 second += 1.0
                 continue
             if arrival is not None and at <= event_at:
