@@ -27,8 +27,23 @@ KEEP_VARIABLE = "FOREBAY_E2E_KEEP"
 
 
 def main() -> int:
-    # Ends as Ctrl-C does, so that the cluster is taken down.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _on_some_cluster()
+    except KeyboardInterrupt:
+        _tell("Interrupted.")
+        return 130
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends it as Ctrl-C does, so that the cluster is taken down. Once: `make` and a process group may both send
+    one, and a second must not cut the end short."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _on_some_cluster() -> int:
     started = time.monotonic()
     for kind in PROVIDERS:
         provider = kind()

@@ -39,7 +39,6 @@ _CERTIFICATES: Final = Path("/etc/ssl/certs")
 class Image:
     name: str
     dockerfile: str
-    arguments: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
@@ -48,9 +47,7 @@ class Image:
 
 OPERATOR: Final = Image("forebay-operator", "images/operator/Dockerfile")
 ROUTER: Final = Image("forebay-router", "images/router/Dockerfile")
-SIMULATED: Final = Image(
-    "forebay-engine-simulated", "images/engine/Dockerfile", ("VARIANT=cpu", "PACKAGES=. jinja2 tokenizers")
-)  # fmt: skip
+SIMULATED: Final = Image("forebay-engine-simulated", "images/engine/Dockerfile.simulated")
 PRODUCT: Final = (OPERATOR, ROUTER, SIMULATED)
 
 
@@ -107,7 +104,7 @@ def build(state: State, image: Image) -> Path:
     # chroot isolation needs neither a container runtime nor cgroups; pip trusts what this machine trusts.
     run(*store, "build", "--pull=never", "--layers", "--isolation=chroot", "--network=host",
         f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro", f"--volume={pip}:/etc/pip.conf:ro",
-        f"--build-arg=PYTHON_IMAGE={BASE}", *(f"--build-arg={argument}" for argument in image.arguments),
+        f"--build-arg=PYTHON_IMAGE={BASE}",
         "--file", REPOSITORY / image.dockerfile, "--tag", image.reference, REPOSITORY,
         seconds=_BUILD_SECONDS)  # fmt: skip
     part = made.with_suffix(".part")
@@ -142,7 +139,7 @@ def _context() -> Iterator[Path]:
     yield from (REPOSITORY / name for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"))
     for folder in ("operator", "images"):
         for file in (REPOSITORY / folder).rglob("*"):
-            if file.is_file() and "__pycache__" not in file.parts and file.name != "Dockerfile":
+            if file.is_file() and "__pycache__" not in file.parts and not file.name.startswith("Dockerfile"):
                 yield file
 
 

@@ -127,8 +127,7 @@ class Kind:
         references = {}
         for image in images.PRODUCT:
             run("docker", "build", "-f", images.REPOSITORY / image.dockerfile, "-t", image.reference,
-                *(f"--build-arg={argument}" for argument in image.arguments), images.REPOSITORY,
-                seconds=900)  # fmt: skip
+                images.REPOSITORY, seconds=900)  # fmt: skip
             run("kind", "load", "docker-image", image.reference, "--name", KIND_NAME, seconds=300)
             references[image.name] = image.reference
         return Cluster(self.name, kubeconfig, references)

@@ -159,8 +159,11 @@ def signal_process(state: State, where: str, name: str, number: signal.Signals) 
     os.kill(found, number)
 
 
-def restart_follower(state: State, name: str) -> None:
+def stop_follower(state: State, name: str) -> None:
     processes.kill(state.pids / name)
+
+
+def start_follower(state: State, name: str) -> None:
     components.start(state, name)
 
 

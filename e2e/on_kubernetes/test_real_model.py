@@ -1,0 +1,224 @@
+"""SmolLM2 by the torch engine on two nodes, its KV moved between them by NIXL.
+
+torch's image would be 5 GB a node: the workers run in the small image, with this machine's own packages and model
+mounted read-only. The engine's real image is built in the long form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sysconfig
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.on_kubernetes.conftest import KubernetesSite, site_of
+from e2e.on_kubernetes.connections import Connection, Judge, connections, parse
+from e2e.on_kubernetes.deployed import NAMESPACE, OPERATOR_NAMESPACE, POOL_LABEL, Deployed
+from forebay_engine.kv.arena import ArenaLayout
+from forebay_operator import kube as k
+from forebay_operator.api import labels
+from forebay_operator.build import ports
+from forebay_wire import metrics
+from support.network_policies import Host
+
+NAME = "smollm2"
+BLOCK = 16
+READY_SECONDS = 240.0
+LAYOUT = ArenaLayout(layers=30, kv_heads=3, head_size=64, block_size=BLOCK, dtype="float32", itemsize=4)
+"""SmolLM2-135M's."""
+
+pytestmark = [pytest.mark.timeout(500), pytest.mark.model]
+
+
+def _volume(name: str, folder: Path) -> list[dict[str, Any]]:
+    """A folder of the nodes as a read-only volume and a claim for it."""
+    shared = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    size = {"storage": "10Gi"}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": NAMESPACE}}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{NAMESPACE}-{name}"},
+            "spec": {
+                **shared,
+                "capacity": size,
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"name": name, "namespace": NAMESPACE},
+                "hostPath": {"path": str(folder), "type": "Directory"},
+            },
+        },
+        {**claim, "spec": {**shared, "volumeName": f"{NAMESPACE}-{name}", "resources": {"requests": size}}},
+    ]
+
+
+def _model() -> dict[str, Any]:
+    worker = {
+        "name": "engine",
+        "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}},
+        "volumeMounts": [{"name": "packages", "mountPath": "/packages", "readOnly": True}],
+    }
+    packages = {"name": "packages", "persistentVolumeClaim": {"claimName": "packages", "readOnly": True}}
+    router = {"name": "router", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+
+    def pool(name: str) -> dict[str, Any]:
+        return {
+            "replicas": 1,
+            "gpus": {"count": 0},
+            "nodeSelector": {POOL_LABEL: name},
+            "podTemplate": {"spec": {"containers": [worker], "volumes": [packages]}},
+        }
+
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND,
+        "metadata": {},
+        "spec": {
+            "model": {"source": "pvc://model", "servedName": NAME, "maxModelLen": 2048, "dtype": "Float32"},
+            "engine": {
+                "type": "Native",
+                "threads": 1,
+                "kvCache": {"memory": "512Mi", "blockSize": BLOCK},
+                "env": [{"name": "PYTHONPATH", "value": "/packages"}],
+            },
+            # Of two busy cores: a refusal for missing an objective is no matter of this case.
+            "objectives": {"timeToFirstTokenMilliseconds": 30_000, "timePerOutputTokenMilliseconds": 2000},
+            "prefill": pool("prefill"),
+            "decode": pool("decode"),
+            "router": {"replicas": 1, "podTemplate": {"spec": {"containers": [router]}}},
+            "drain": {"timeoutSeconds": 30},
+        },
+    }
+
+
+@pytest.fixture
+async def site(deployed: Deployed, smollm2_dir: Path) -> AsyncIterator[KubernetesSite]:
+    if deployed.cluster.provider != "two nodes built here":
+        pytest.skip("mounts this machine's packages and model: needs nodes on this machine, the two nodes built here")
+    volumes = [*_volume("model", smollm2_dir), *_volume("packages", Path(sysconfig.get_path("purelib")))]
+    deployed.apply(*volumes)
+    async for made in site_of(deployed, NAME):
+        try:
+            yield made
+        finally:
+            deployed.kubectl("-n", NAMESPACE, "delete", "dm", NAME, "--ignore-not-found", seconds=120)
+            await made.until("its pods are gone", partial(_gone, made), 120)
+            deployed.kubectl("-n", NAMESPACE, "delete", "pvc", "model", "packages", "--ignore-not-found")
+            deployed.kubectl("delete", "pv", f"{NAMESPACE}-model", f"{NAMESPACE}-packages", "--ignore-not-found")
+
+
+async def _gone(site: KubernetesSite) -> bool:
+    return not await site.pods() and not await site.routers()
+
+
+async def test_kv_moves_between_the_nodes(deployed: Deployed, site: KubernetesSite) -> None:
+    await site.apply(_model())
+    took = await site.until("both workers serve", lambda: site.at(1, 1), READY_SECONDS)
+    workers = {pod["metadata"]["labels"][labels.POOL]: pod for pod in await site.pods()}
+    assert [workers[pool]["spec"]["nodeName"] for pool in ("prefill", "decode")] == list(deployed.nodes)
+    decode = workers["decode"]["metadata"]["name"]
+    # The first one warms the pair of workers up.
+    await _complete(site, "Once")
+    before, wire_before = await _transferred(deployed, site, decode), _received(deployed, decode)
+    expected = 0
+    for turn in range(4):
+        prompt = f"{turn * 7919} and {turn}: the river ran on past the old mill. " * (3 + 5 * turn)
+        answer = await _complete(site, prompt)
+        expected += -(-answer["usage"]["prompt_tokens"] // BLOCK) * LAYOUT.block_bytes
+        legs = [answer["headers"][f"x-forebay-{leg}"] for leg in ("prefill", "decode")]
+        assert legs == [workers[pool]["metadata"]["name"] for pool in ("prefill", "decode")]
+    after, wire_after = await _transferred(deployed, site, decode), _received(deployed, decode)
+    moved = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+    wire = wire_after - wire_before
+    print(f"\nboth workers serve after {took:.1f} s; {moved} bytes moved, {expected} in blocks, {wire} on the wire")
+    # Pods of two nodes share neither memory nor RDMA.
+    assert moved == {"tcp": expected}
+    assert expected <= wire <= 1.1 * expected + 1_000_000
+
+    async def told() -> bool:
+        return bool((await site.model())["status"].get("transport", {}).get("inUse") == "TCP")
+
+    await site.until("status.transport.inUse is TCP", told)
+    await _check_connections(deployed, site)
+
+
+async def _complete(site: KubernetesSite, prompt: str) -> dict[str, Any]:
+    body = {"model": NAME, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    answer = await site.ask(body)
+    assert (answer["status"], answer["error"], answer["done"]) == (200, None, True), answer
+    assert answer["usage"]["completion_tokens"] == 8
+    return answer
+
+
+async def _transferred(deployed: Deployed, site: KubernetesSite, pod: str) -> dict[str, int]:
+    """Bytes pulled so far, by transport."""
+    url = f"{deployed.proxy_url}/api/v1/namespaces/{NAMESPACE}/pods/{pod}:{ports.HTTP}/proxy/metrics"
+    async with site.session.get(url) as answer:
+        assert answer.status == 200
+        lines = (await answer.text()).splitlines()
+    start = f'{metrics.ENGINE_TRANSFER_BYTES}{{transport="'
+    return {
+        line.removeprefix(start).split('"')[0]: int(float(line.split()[-1])) for line in lines if line.startswith(start)
+    }
+
+
+def _received(deployed: Deployed, pod: str) -> int:
+    """Bytes that came in at the pod's own interface."""
+    table = deployed.kubectl("-n", NAMESPACE, "exec", pod, "--", "cat", "/proc/net/dev")
+    return next(int(line.split()[1]) for line in table.splitlines() if line.split()[0] == "eth0:")
+
+
+async def _check_connections(deployed: Deployed, site: KubernetesSite) -> None:
+    """Every connection of the model's and the operator's pods is one that the NetworkPolicies allow."""
+    pods = [*await site.pods(), *await site.routers(), *await site.kube.list(k.PODS, OPERATOR_NAMESPACE)]
+    tables = await asyncio.gather(*(asyncio.to_thread(_sockets, deployed, pod) for pod in pods))
+    seen = {connection for table in tables for connection in connections(parse(table))}
+    judge = _judge(deployed)
+    refused = {connection for connection in seen if not judge.allowed(connection)}
+    assert refused == set()
+    addresses = {pod["status"]["podIP"]: pod for pod in await site.pods()}
+    ucx = [c for c in seen if c.source in addresses and c.target in addresses and c.port >= ports.UCX_TCP_FIRST]
+    print(f"{len(seen)} connections, all allowed; {len(ucx)} of them UCX between the workers")
+    assert ucx, seen
+    # The judge can refuse.
+    stranger = next(address for address, host in judge.pods.items() if host.labels.get("app") == "client")
+    worker = next(iter(addresses))
+    assert not judge.allowed(Connection(stranger, worker, ports.HTTP))
+    assert not judge.allowed(Connection(worker, stranger, 9000))
+
+
+def _sockets(deployed: Deployed, pod: dict[str, Any]) -> str:
+    meta = pod["metadata"]
+    words = ("exec", meta["name"], "--", "cat", "/proc/net/tcp", "/proc/net/tcp6")
+    return deployed.kubectl("-n", meta["namespace"], *words)
+
+
+def _judge(deployed: Deployed) -> Judge:
+    def items(kind: str) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = json.loads(deployed.kubectl("get", kind, "-A", "-o", "json"))["items"]
+        return listed
+
+    hosts: dict[str, Host] = {}
+    for pod in items("pods"):
+        if address := pod["status"].get("podIP"):
+            hosts[address] = Host(pod["metadata"]["namespace"], pod["metadata"].get("labels") or {})
+    services = {
+        service["spec"]["clusterIP"]: tuple(
+            host
+            for host in hosts.values()
+            if (selector := service["spec"].get("selector"))
+            and host.namespace == service["metadata"]["namespace"]
+            and selector.items() <= host.labels.items()
+        )
+        for service in items("services")
+    }
+    # A node's pods see its own bridge's address, the first of its range.
+    nodes = {a["address"] for node in items("nodes") for a in node["status"]["addresses"]}
+    bridges = {address.rsplit(".", 1)[0] + ".1" for address in hosts}
+    return Judge(tuple(items("networkpolicies")), hosts, services, frozenset(nodes | bridges))

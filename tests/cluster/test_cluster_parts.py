@@ -1,0 +1,74 @@
+"""Parts of the self-built cluster that need neither root nor a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from e2e.cluster import archive, processes
+from e2e.cluster.shell import CommandFailed, run
+
+SLEEPER = "import sys, time; print('up', flush=True); time.sleep(60)"
+
+
+def test_a_process_is_known_by_its_file_until_it_ends(tmp_path: Path) -> None:
+    pid = processes.start("sleeper", sys.executable, "-c", SLEEPER, pids=tmp_path, logs=tmp_path)
+    file = tmp_path / "sleeper"
+    assert processes.pid_of(file) == pid
+    assert processes.resident(pid) > 1000
+    processes.kill(file)
+    assert processes.pid_of(file) is None
+    processes.kill(file)
+
+
+def test_a_later_process_of_the_same_number_is_another(tmp_path: Path) -> None:
+    pid = processes.start("sleeper", sys.executable, "-c", SLEEPER, pids=tmp_path, logs=tmp_path)
+    (tmp_path / "older").write_text(f"{pid} 1")
+    assert processes.pid_of(tmp_path / "older") is None
+    processes.kill(tmp_path / "older")
+    assert processes.pid_of(tmp_path / "sleeper") == pid
+    processes.kill(tmp_path / "sleeper")
+
+
+def test_what_no_file_tells_of_is_found_by_its_arguments(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLEEPER, f"{tmp_path}/run/config"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as stray:
+        assert stray.stdout is not None
+        assert stray.stdout.readline() == b"up\n"
+        assert processes.kill_users_of(tmp_path / "ru") == []
+        assert processes.kill_users_of(tmp_path / "run") == [stray.pid]
+        assert stray.wait(10) != 0
+
+
+def test_an_archive_is_what_a_runtime_imports(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"#!/bin/sh\n")
+    archive.write(tmp_path / "made.tar", "localhost/x:1", {"bin/x": program}, entrypoint=["/bin/x"], user="1:1")
+    with tarfile.open(tmp_path / "made.tar") as made:
+        [manifest] = json.load(made.extractfile("manifest.json"))  # type: ignore[arg-type]
+        config = json.load(made.extractfile(manifest["Config"]))  # type: ignore[arg-type]
+        [layer] = manifest["Layers"]
+        with tarfile.open(fileobj=made.extractfile(layer)) as inner:
+            assert [(member.name, member.mode) for member in inner] == [("bin/x", 0o755)]
+    assert manifest["RepoTags"] == ["localhost/x:1"]
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{layer.removesuffix('.tar')}"]
+    assert (config["config"]["Entrypoint"], config["config"]["User"]) == (["/bin/x"], "1:1")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["made.tar", "program"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["sh", "-c", "echo out; echo err >&2; exit 3"], "ended with 3:\nout\nerr"),
+        (["sleep", "30"], "did not end within 0.2 s"),
+        (["/nowhere/at-all"], "could not be started"),
+    ],
+)
+def test_a_failed_command_says_what_and_why(command: list[str], said: str) -> None:
+    with pytest.raises(CommandFailed, match=said) as error:
+        run(*command, seconds=0.2 if command[0] == "sleep" else 10)
+    assert f"`{command[0]}" in str(error.value)
