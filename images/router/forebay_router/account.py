@@ -41,6 +41,7 @@ class Account:
         self._tokens = 0
         self._retries = 0
         self._degraded = False
+        self._converted = False
 
     def retry(self, leg: str, reason: str, worker: str) -> None:
         self._retries += 1
@@ -57,6 +58,16 @@ class Account:
         if not self._degraded:
             self._degraded = True
             self._metrics.degraded[kind] += 1
+
+    def converted(self, kind: str) -> None:
+        """Both phases go to one decode worker by choice. Counted once a request."""
+        if not self._converted:
+            self._converted = True
+            self._metrics.converted[kind] += 1
+
+    def refused(self, by: str) -> None:
+        """R6: by the `router`, or by a `worker`."""
+        self._metrics.refused[by] += 1
 
     def wrote(self, content_events: int, delivered: Delivered) -> None:
         """So many events with content just went out."""
@@ -81,6 +92,11 @@ class Account:
         self._metrics.generated_tokens += completion_tokens
         self.first_at = first_at
         self.last_at = self._clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the request was read."""
+        return self._clock() - self._received
 
     def close(self, answers: int) -> None:
         """The request ended, with `answers` answers out."""

@@ -37,11 +37,15 @@ class Attempts:
         self.last_reply: Reply | None = None
         """What the client gets when no worker is left."""
 
+        self.spent = False
+        """Some worker may have computed for the request in vain."""
+
         self.lease_at: Worker | None = None
         """A prefill worker that may hold blocks for us."""
 
     def lost(self, worker: Worker, key: Key, leg: str, reason: str) -> None:
         """A worker failed this request: it is not tried again, unless it restarts."""
+        self.spent = True
         self._course.lost(key)
         self._account.retry(leg, reason, worker.name)
         if leg == "prefill" and self.lease_at is worker:
@@ -49,12 +53,17 @@ class Attempts:
             if reason != "refused":
                 self._ctx.background(self._id, self._ctx.cancel_lease(worker, self._id, self._headers))
 
+    def declined(self, worker: Worker, leg: str, reply: Reply) -> None:
+        """A worker that was asked a favour is busy: that says nothing of what else it may be asked."""
+        self._account.retry(leg, f"status_{reply.status}", worker.name)
+
     def turned_down(self, worker: Worker, key: Key, leg: str, reply: Reply) -> None:
         """A worker answered with a status that another may not."""
         self._account.retry(leg, f"status_{reply.status}", worker.name)
         if reply.status in BUSY:
             self._course.busy(worker, key, retry_after(reply))
         else:
+            self.spent = True
             self._course.lost(key)
         # A client that is told 401 would take it for a word on its own key.
         if reply.status not in TOKEN_REFUSED and (self.last_reply is None or reply.status != 503):

@@ -46,6 +46,16 @@ class Candidate:
     free_blocks: int = 0
     total_blocks: int = 0
     block_size: int = 16
+    decoding: int = 0
+    """Requests that the last step made a token for."""
+
+    waiting_pulls: int = 0
+    step_seconds: float = 0.0
+    """Of a decode step as of now; 0: nothing decodes, or not known."""
+
+    mixed_velocity: float = 0.0
+    """Prompt tokens per second that fit beside the decodes of now; 0: unknown."""
+
     cached_tokens: int = 0
     """Of the prompt to place, so many tokens' KV are in its prefix cache, as far as the router knows."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from forebay_router import gear
 from forebay_router.choice import Candidate
 from forebay_router.legs import ClientCall
 from forebay_router.metrics import RouterMetrics
@@ -47,6 +48,16 @@ class TokenEstimate:
             self._bytes_per_token += 0.1 * (observed - self._bytes_per_token)
 
 
+class Mean:
+    """Exponential mean of what was seen lately; 0 before anything was."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.value = value if not self.value else self.value + 0.1 * (value - self.value)
+
+
 class Context:
     def __init__(
         self,
@@ -66,6 +77,13 @@ class Context:
         self.clock = clock
         self.rng = rng
         self.estimate = TokenEstimate()
+        self.policy = gear.Policy(
+            settings.ttft_objective, settings.tpot_objective, settings.convertible, settings.refusal_factor
+        )
+        self.handoff_seconds = Mean()
+        """From the decode leg's sending to its first token."""
+
+        self.answer_tokens = Mean()
         self._turn = 0
         self._background: set[asyncio.Task[Any]] = set()
         self._cleaning: Counter[str] = Counter()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from forebay_router.attempts import may_retry
+from forebay_router.attempts import BUSY, may_retry
 from forebay_router.choice import Key
 from forebay_router.course import Leg
 from forebay_router.phases import Parts
@@ -18,47 +19,53 @@ class DecodePhase:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    async def run(self, target: Worker | None) -> None:
-        """`target`: the worker that keeps the slot, when one does."""
+    async def run(self, target: Worker | None, *, once: bool = False) -> bool:
+        """`target`: the worker that keeps the slot, when one does, or is to run both phases. With `once` it alone is
+        tried; False: it failed, and the client has nothing yet."""
         if self._parts.call.stream:
-            await self._stream(target)
-        else:
-            await self._whole(target)
+            return await self._stream(target, once)
+        return await self._whole(target, once)
 
     # Streamed
 
-    async def _stream(self, target: Worker | None) -> None:
+    async def _stream(self, target: Worker | None, once: bool) -> bool:
         handoff = self._parts.course.handoff
         if target is not None and handoff is not None and handoff.delta is not None:
             await self._parts.answer.begin(target, handoff)
         while True:
             if self._parts.course.whole:
                 await self._parts.answer.end_stream()
-                return
+                return True
             if target is None:
                 target = await self._next()
             leg = await self._prepare(target) if target else None
             if target is None or leg is None:
                 await self._parts.answer.give_up()
-                return
-            if await self._stream_leg(target, target.key, leg):
-                return
+                return True
+            if await self._stream_leg(target, target.key, leg, once):
+                return True
+            if once and not self._parts.answer.started:
+                return False
             target = None
 
-    async def _stream_leg(self, worker: Worker, key: Key, leg: Leg) -> bool:
+    async def _stream_leg(self, worker: Worker, key: Key, leg: Leg, once: bool) -> bool:
         """One leg; True when the answer is whole."""
         parts = self._parts
         ctx, course, answer = parts.ctx, parts.course, parts.answer
         relay = Relay(course.delivered, leg.skip)
-        ticket = worker.send(ctx.clock(), decode_tokens=parts.tokens)
+        sent_at = ctx.clock()
+        ticket = worker.send(sent_at, prefill_tokens=self._to_compute(worker, leg), decode_tokens=parts.tokens)
         upstream: WorkerStream | None = None
         try:
             async with ctx.watchdog.watch(worker, leg.first_byte) as guard:
-                upstream = await ctx.client.open(worker, leg.path, leg.body, parts.headers)
+                upstream = await ctx.client.open(worker, leg.path, leg.body, self._headers(leg))
                 if upstream.status != 200:
                     body = await upstream.read_all(ctx.settings.max_reply)
-                    return await self._refused(worker, key, leg, Reply(upstream.status, upstream.headers, body))
+                    reply = Reply(upstream.status, upstream.headers, body)
+                    return await self._refused(worker, key, leg, reply, once=once)
                 self._runs(worker, leg)
+                if leg.name == "decode" and not course.late_events:
+                    ctx.handoff_seconds.add(ctx.clock() - sent_at)
                 if not answer.started and course.handoff is not None and course.handoff.delta is not None:
                     await answer.begin(worker, course.handoff)
                 await self._pump(upstream, relay, guard)
@@ -107,7 +114,7 @@ class DecodePhase:
 
     # Whole
 
-    async def _whole(self, target: Worker | None) -> None:
+    async def _whole(self, target: Worker | None, once: bool) -> bool:
         """As `_stream`, for an answer in one body: nothing is out before its end, so a lost leg is simply run again."""
         parts = self._parts
         ctx = parts.ctx
@@ -117,27 +124,32 @@ class DecodePhase:
             leg = await self._prepare(target) if target else None
             if target is None or leg is None:
                 await parts.answer.give_up()
-                return
+                return True
             worker, key, target = target, target.key, None
-            ticket = worker.send(ctx.clock(), decode_tokens=parts.tokens)
+            computing = self._to_compute(worker, leg)
+            ticket = worker.send(ctx.clock(), prefill_tokens=computing, decode_tokens=parts.tokens)
             try:
                 async with ctx.watchdog.watch(worker, ctx.settings.request_timeout):
                     reply = await ctx.client.post(
-                        worker, leg.path, leg.body, parts.headers, limit=ctx.settings.max_reply
+                        worker, leg.path, leg.body, self._headers(leg), limit=ctx.settings.max_reply
                     )
             except WorkerFailed as error:
                 worker.withdraw(ticket)
                 ctx.failed(error)
                 parts.attempts.lost(worker, key, leg.name, error.reason)
+                if once:
+                    return False
                 continue
             if reply.status != 200:
-                if await self._refused(worker, key, leg, reply):
-                    return
+                if await self._refused(worker, key, leg, reply, once=once):
+                    return True
+                if once:
+                    return False
                 continue
             self._runs(worker, leg)
             self._done(worker, key, leg, parts.answer.note_usage(reply))
             await parts.answer.pass_on(reply, worker)
-            return
+            return True
 
     # Legs
 
@@ -161,12 +173,27 @@ class DecodePhase:
         await parts.attempts.end_lease(worker)
         return leg
 
-    async def _refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply) -> bool:
+    def _headers(self, leg: Leg) -> Mapping[str, str]:
+        return self._parts.sent(first=leg.name == "plain")
+
+    def _to_compute(self, worker: Worker, leg: Leg) -> int:
+        """Prompt tokens of a leg that brings no KV."""
+        parts = self._parts
+        if leg.name == "decode":
+            return 0
+        candidate = worker.candidate(parts.ctx.clock(), parts.call.beginnings.names)
+        return candidate.uncached(parts.answer.prompt_tokens)
+
+    async def _refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply, *, once: bool) -> bool:
         """A leg answered with an error; True when that is the client's answer."""
         if leg.name == "plain" and not may_retry(reply.status) and not self._parts.answer.started:
             await self._parts.answer.pass_on(reply, worker)
             return True
-        self._parts.attempts.turned_down(worker, key, leg.name, reply)
+        if once and reply.status in BUSY:
+            # It declined to compute a prompt, not to decode.
+            self._parts.attempts.declined(worker, leg.name, reply)
+        else:
+            self._parts.attempts.turned_down(worker, key, leg.name, reply)
         return False
 
     def _runs(self, worker: Worker, leg: Leg) -> None:
@@ -179,6 +206,8 @@ class DecodePhase:
         parts = self._parts
         if leg.name == "decode":
             parts.attempts.lease_at = None
+        if answer_tokens:
+            parts.ctx.answer_tokens.add(answer_tokens)
         if not parts.call.several:
             tokens = parts.answer.prompt_tokens
             worker.has_prefixes(parts.call.beginnings.entries(tokens, answer_tokens=answer_tokens), key[1])

@@ -71,6 +71,14 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     parser.add_argument("--api-keys-file", type=Path, help="clients' keys, one a line; by default none is asked for")
     parser.add_argument("--ttft-ms", type=_positive, default=1000.0, help="objective: time to first token")
     parser.add_argument("--tpot-ms", type=_positive, default=40.0, help="objective: time per output token")
+    parser.add_argument(
+        "--convertible", choices=("on", "off"), default="off", help="decode workers with head-room may compute prompts"
+    )
+    parser.add_argument(
+        "--refusal-factor",
+        type=_positive,
+        help="answer 429 at once when the first token is expected after so many times --ttft-ms; default: never",
+    )
     parser.add_argument("--no-prefix-routing", action="store_false", dest="prefix_routing", help="route by load alone")
     parser.add_argument("--request-timeout-seconds", type=_positive, default=600.0)
     parser.add_argument("--stall-timeout-seconds", type=_positive, default=20.0)
@@ -94,6 +102,8 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
         api_keys=trust.load_api_keys(args.api_keys_file) if args.api_keys_file else (),
         ttft_objective=args.ttft_ms / 1000,
         tpot_objective=args.tpot_ms / 1000,
+        convertible=args.convertible == "on",
+        refusal_factor=args.refusal_factor or 0.0,
         prefix_routing=args.prefix_routing,
         request_timeout=args.request_timeout_seconds,
         stall_timeout=args.stall_timeout_seconds,

@@ -79,6 +79,8 @@ class RouterMetrics:
         self.requests: Counter[tuple[int, str]] = Counter()
         self.degraded: Counter[str] = Counter()
         self.retries: Counter[tuple[str, str]] = Counter()
+        self.converted: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self.offered_requests = 0
         self.offered_prompt_tokens = 0
         self._overestimated = 0
@@ -163,6 +165,8 @@ class RouterMetrics:
                 "cached_prompt_tokens": self.cached_prompt_tokens,
                 "generated_tokens": self.generated_tokens,
                 "degraded": dict(self.degraded),
+                "converted": dict(self.converted),
+                "refused": dict(self.refused),
                 "retries": [
                     {"leg": leg, "reason": reason, "count": count} for (leg, reason), count in self.retries.items()
                 ],
@@ -212,6 +216,10 @@ class _Exporter(Collector):
         yield parts
         yield _counter(names.ROUTER_DEGRADED, "Requests whose two phases could not run on two workers.",
                        ("kind",), {(kind,): n for kind, n in m.degraded.items()})  # fmt: skip
+        yield _counter(names.ROUTER_CONVERTED, "Requests with both phases on a decode worker by choice.",
+                       ("kind",), {(kind,): n for kind, n in m.converted.items()})  # fmt: skip
+        yield _counter(names.ROUTER_REFUSED, "Requests refused since they would have missed their objective.",
+                       ("by",), {(by,): n for by, n in m.refused.items()})  # fmt: skip
         yield _counter(names.ROUTER_RETRIES, "Legs tried again on another worker.",
                        ("leg", "reason"), dict(m.retries))  # fmt: skip
         yield GaugeMetricFamily("forebay_router_requests_in_flight", "Requests being served.", value=m.in_flight)

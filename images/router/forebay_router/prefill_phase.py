@@ -1,14 +1,25 @@
-"""The prefill phase of one request: from choice to hand-off (R1, R5)."""
+"""The prefill phase of one request: from choice to hand-off (R1, R5, R6)."""
 
 from __future__ import annotations
 
-from forebay_router import choice
+import enum
+from dataclasses import replace
+
+from forebay_router import gear
 from forebay_router.attempts import may_retry
-from forebay_router.choice import Candidate
+from forebay_router.choice import Candidate, NoPair
 from forebay_router.legs import read_handoff
 from forebay_router.phases import Parts
 from forebay_router.upstream import Reply, WorkerFailed
 from forebay_router.workers import Worker
+from forebay_wire.errors import ApiError
+
+
+class Outcome(enum.Enum):
+    ANSWERED = "the client has its answer"
+    HANDED_OFF = "course.handoff is set"
+    TOGETHER = "a decode worker (`target`) is to run both phases, by choice"
+    NO_PAIR = "any worker left is to run both phases"
 
 
 class PrefillPhase:
@@ -17,35 +28,80 @@ class PrefillPhase:
         self.body = b""
         """The answer of the prefill leg that gave the hand-off."""
 
-    async def run(self) -> bool:
-        """Get a hand-off, or none where one worker has to do both phases; False when the client is answered."""
+        self.target: Worker | None = None
+        self._may_convert = True
+
+    async def run(self) -> Outcome:
         parts = self._parts
         ctx, course = parts.ctx, parts.course
         while True:
-            pair = choice.pick_pair(ctx.candidates(parts.call), parts.prompt_tokens, parts.turn, course.tried)
-            if isinstance(pair, choice.NoPair):
-                return await self._without_pair(pair.kind)
-            prefill = ctx.worker(pair.prefill)
-            await parts.reservation.begin(prefill, pair.prefill.compat_hash)
-            reply = await self._leg(prefill, pair.prefill)
+            placed = self._place()
+            if isinstance(placed, NoPair):
+                return await self._without_pair(placed.kind)
+            if isinstance(placed, gear.Refused):
+                await self._refuse(placed)
+                return Outcome.ANSWERED
+            if isinstance(placed, gear.Together):
+                # Once: if that worker fails or declines, the usual way is left.
+                self._may_convert = False
+                self.target = ctx.worker(placed.worker)
+                parts.account.converted(placed.kind)
+                return Outcome.TOGETHER
+            chosen = placed.pair.prefill
+            prefill = ctx.worker(chosen)
+            await parts.reservation.begin(prefill, chosen.compat_hash)
+            reply = await self._leg(prefill, chosen)
             if reply is None:
                 continue
             if reply.status != 200:
                 await parts.answer.pass_on(reply)
-                return False
+                return Outcome.ANSWERED
             course.handoff = read_handoff(reply.body)
             if course.handoff is None:
-                parts.attempts.lost(prefill, pair.prefill.key, "prefill", "no_params")
+                parts.attempts.lost(prefill, chosen.key, "prefill", "no_params")
                 continue
             self.body = reply.body
-            course.compat_hash = pair.prefill.compat_hash
+            course.compat_hash = chosen.compat_hash
             if course.handoff.finished:
                 parts.attempts.lease_at = None
             params = course.handoff.params
             parts.answer.prompt_known(params.prompt_tokens, params.cached_tokens)
             if params.prompt_tokens:
-                prefill.has_prefixes(parts.call.beginnings.entries(params.prompt_tokens), pair.prefill.engine_id)
-            return True
+                prefill.has_prefixes(parts.call.beginnings.entries(params.prompt_tokens), chosen.engine_id)
+            return Outcome.HANDED_OFF
+
+    def _place(self) -> gear.Split | gear.Together | gear.Refused | NoPair:
+        parts, policy = self._parts, self._parts.ctx.policy
+        if not self._may_convert:
+            policy = replace(policy, convertible=False)
+        if parts.attempts.spent:
+            # Time and perhaps a prefill were spent on it already: only a request's first try is refused.
+            policy = replace(policy, refusal_factor=0.0)
+        return gear.place(
+            parts.ctx.candidates(parts.call),
+            parts.prompt_tokens,
+            parts.tokens,
+            policy,
+            handoff_seconds=parts.ctx.handoff_seconds.value,
+            answer_tokens=parts.ctx.answer_tokens.value,
+            turn=parts.turn,
+            excluded=parts.course.tried,
+        )
+
+    async def _refuse(self, refused: gear.Refused) -> None:
+        """R6: no prefill was spent."""
+        parts = self._parts
+        parts.account.refused("router")
+        limit = parts.ctx.policy.latest_seconds
+        await parts.answer.refuse(
+            ApiError(
+                429,
+                f"the first token is expected in {refused.seconds:.2f} s, later than the {limit:.2f} s allowed; "
+                "try again later",
+                code="overloaded",
+                retry_after=refused.retry_after,
+            )
+        )
 
     async def _leg(self, worker: Worker, chosen: Candidate) -> Reply | None:
         """The worker's answer; None when another worker is to be tried."""
@@ -57,7 +113,7 @@ class PrefillPhase:
         try:
             async with ctx.watchdog.watch(worker, ctx.settings.prefill_timeout):
                 reply = await ctx.client.post(
-                    worker, parts.call.path, parts.call.prefill(), parts.headers, limit=ctx.settings.max_reply
+                    worker, parts.call.path, parts.call.prefill(), parts.sent(first=True), limit=ctx.settings.max_reply
                 )
         except WorkerFailed as error:
             worker.withdraw(ticket)
@@ -74,16 +130,17 @@ class PrefillPhase:
             return None
         return reply
 
-    async def _without_pair(self, kind: str) -> bool:
+    async def _without_pair(self, kind: str) -> Outcome:
         """No two workers for the two phases: R5, or the answer of those that were tried."""
         parts = self._parts
         last = parts.attempts.last_reply
         await parts.reservation.drop()
         if last is not None and last.status == 429:
+            parts.account.refused("worker")
             await parts.answer.pass_on(last)
-            return False
+            return Outcome.ANSWERED
         if not parts.ctx.settings.both_phases:
             await parts.answer.give_up(kind)
-            return False
+            return Outcome.ANSWERED
         parts.account.degraded(kind)
-        return True
+        return Outcome.NO_PAIR

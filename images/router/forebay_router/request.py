@@ -18,7 +18,7 @@ from forebay_router.course import Course
 from forebay_router.decode_phase import DecodePhase
 from forebay_router.legs import ClientCall, HandOff
 from forebay_router.phases import Parts
-from forebay_router.prefill_phase import PrefillPhase
+from forebay_router.prefill_phase import Outcome, PrefillPhase
 from forebay_router.reservation import Reservation
 from forebay_router.upstream import Reply
 from forebay_router.workers import Worker
@@ -92,9 +92,13 @@ class Exchange:
 
     async def _serve(self) -> None:
         parts = self._parts
-        prefill = PrefillPhase(parts)
-        if self._call.split and not await prefill.run():
-            return
+        prefill, decode = PrefillPhase(parts), DecodePhase(parts)
+        if self._call.split:
+            outcome = await prefill.run()
+            if outcome is Outcome.TOGETHER and not await decode.run(prefill.target, once=True):
+                outcome = await prefill.run()
+            if outcome in (Outcome.ANSWERED, Outcome.TOGETHER):
+                return
         target: Worker | None = None
         handoff = parts.course.handoff
         if handoff is not None:
@@ -103,7 +107,7 @@ class Exchange:
                 return
             target = await parts.reservation.worker()
             parts.account.slot_known = self._ctx.clock()
-        await DecodePhase(parts).run(target)
+        await decode.run(target)
 
     async def _first_token_is_all(self, handoff: HandOff, body: bytes) -> None:
         """The answer ended with its first token: no decode leg."""

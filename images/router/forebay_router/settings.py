@@ -42,6 +42,12 @@ class RouterSettings:
     ttft_objective: float = 1.0
     tpot_objective: float = 0.04
 
+    convertible: bool = False
+    """Decode workers with TPOT head-room may compute prompts (gear.py)."""
+
+    refusal_factor: float = 0.0
+    """R6: refuse what is predicted to take over so many times the TTFT objective. 0: never."""
+
     prefix_routing: bool = True
     """Prefer workers that have a prompt's beginning cached. False: by load alone."""
 

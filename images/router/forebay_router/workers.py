@@ -206,6 +206,10 @@ class Worker:
             max(0, report.free_blocks - (prefill_tokens + decode_tokens) // block_size),
             report.total_blocks,
             block_size,
+            report.decoding,
+            report.waiting_pulls,
+            report.decode_step_seconds,
+            report.mixed_tokens_per_second,
             self._prefixes.cached(prefix_keys),
         )
 

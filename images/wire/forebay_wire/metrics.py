@@ -12,6 +12,8 @@ ROUTER_IN_OBJECTIVE = "forebay_router_requests_in_objective_total"
 ROUTER_TTFT_PART = "forebay_router_ttft_part_seconds"
 ROUTER_DEGRADED = "forebay_router_degraded_total"
 ROUTER_RETRIES = "forebay_router_retries_total"
+ROUTER_CONVERTED = "forebay_router_converted_total"
+ROUTER_REFUSED = "forebay_router_refused_total"
 
 ENGINE_RUNNING = "forebay_engine_requests_running"
 ENGINE_WAITING = "forebay_engine_requests_waiting"

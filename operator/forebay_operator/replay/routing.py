@@ -1,4 +1,4 @@
-"""Which worker a replayed request goes to: the router's own choice, plus the gear of convertible decoders.
+"""Which worker a replayed request goes to: the router's own choice, its gear of convertible decoders included.
 
 The router's snapshots are 200 ms old at most and count what was sent since; here they are exact.
 """
@@ -6,20 +6,13 @@ The router's snapshots are 200 ms old at most and count what was sent since; her
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay_engine.perf import PerfModel
 from forebay_operator.api.labels import Pool
 from forebay_operator.replay.worker import Worker, WorkerShape, mixed_chunk
+from forebay_router import gear
 from forebay_router.choice import Candidate, Health, pick_any, pick_decode, pick_prefill
-
-QUEUE_SHARE = 0.7
-"""Of the TTFT objective: a prompt that would wait longer in the prefill pool may go to a decoder. The rest covers
-bursts that arrive before it is computed."""
-
-STEP_SHARE = 0.6
-"""Of the TPOT objective: a decoder with slower steps takes no prompt. Its mixed steps take up to 0.9 of it, so this is
-what its mean gap can afford."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +45,36 @@ class Routing:
     ) -> tuple[int, bool] | None:
         """(worker, whether its KV is handed to a decoder afterwards); None: no worker serves."""
         ahead = [self.candidate(w, "prefill", velocity) for w in prefills]
+        if ahead and decodes and self.convertible:
+            return self._place(ahead, decodes, prompt, velocity, turn)
         best = pick_prefill(ahead, prompt, turn)
         if best is None:
             other = pick_any([self.candidate(w, "decode", velocity) for w in decodes], prompt, turn, mixed=True)
             return (int(other.name), False) if other is not None else None
-        if not decodes:
-            return int(best.name), False
-        if self.convertible:
-            seconds = (best.queued_tokens + prompt) / velocity
-            if seconds > QUEUE_SHARE * self.ttft_seconds:
-                other = self._convertible(decodes, prompt, velocity, seconds, turn)
-                if other is not None:
-                    return int(other.name), False
-        return int(best.name), True
+        return int(best.name), bool(decodes)
 
-    def _convertible(
-        self, decodes: Sequence[Worker], prompt: int, velocity: float, limit: float, turn: int
-    ) -> Candidate | None:
-        """The decoder with TPOT head-room that computes the prompt soonest, if sooner than `limit` seconds."""
-        able = []
-        for worker in decodes:
-            batch = worker.decoding + worker.waiting_pulls
-            step = self.model.decode_seconds(batch, worker.resident_tokens)
-            if step >= STEP_SHARE * self.tpot_seconds or worker.free_tokens < prompt:
-                continue
-            able.append(self.candidate(worker, "decode", velocity * self._slowdown(batch, worker.resident_tokens)))
-        best = pick_prefill(able, prompt, turn)
-        if best is None or (best.queued_tokens + prompt) / best.velocity >= limit:
-            return None
-        return best
+    def _place(
+        self, ahead: list[Candidate], decodes: Sequence[Worker], prompt: int, velocity: float, turn: int
+    ) -> tuple[int, bool]:
+        behind = [self._decoder(worker, velocity) for worker in decodes]
+        policy = gear.Policy(self.ttft_seconds, self.tpot_seconds, convertible=True)
+        handoff = self.model.handoff_seconds(prompt)
+        placed = gear.place([*ahead, *behind], prompt, prompt, policy, handoff_seconds=handoff, turn=turn)
+        if isinstance(placed, gear.Together):
+            return int(placed.worker.name), False
+        assert isinstance(placed, gear.Split)
+        return int(placed.pair.prefill.name), True
+
+    def _decoder(self, worker: Worker, velocity: float) -> Candidate:
+        """With what the engine measures of its steps: what joins the batch next counts already."""
+        batch, resident = worker.decoding + worker.waiting_pulls, worker.resident_tokens
+        return replace(
+            self.candidate(worker, "decode", velocity),
+            decoding=batch,
+            waiting_pulls=worker.waiting_pulls,
+            step_seconds=self.model.decode_seconds(batch, resident),
+            mixed_velocity=velocity * self._slowdown(batch, resident),
+        )
 
     def _slowdown(self, batch: int, resident: int) -> float:
         """Prefill velocity beside `batch` decodes over that of a worker that only computes prompts."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from forebay_engine.perf import PerfModel
 from forebay_operator.replay.job import Job
+from forebay_router import gear
 
-MIXED_SHARE = 0.9
-"""Of the TPOT objective: what a step that also computes prompt tokens may take. The rest is for the hand-off's gap."""
+MIXED_SHARE = gear.MIXED_SHARE
 
 MIN_CHUNK = 16
 
