@@ -175,3 +175,10 @@ class StepOutput:
     logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     """Log-probabilities of prompt tokens start + 1 .. start + n (those that lie in the prompt)."""
+
+
+@dataclass(eq=False, slots=True)
+class UnsettledRead:
+    """A read that was given up and may still write to its local blocks until `over`, which the transport sets."""
+
+    over: bool = False

@@ -16,7 +16,7 @@ from forebay_engine.executor.simulated import SimulatedExecutor
 from forebay_engine.executor.tags import expected_tokens
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.puller import PullResult
-from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams
+from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams, UnsettledRead
 from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
 from support.cluster import until
 from support.cores import GREEDY, PROMPT, both, collect, idle, running
@@ -168,8 +168,8 @@ async def test_a_released_reservation_is_free_at_once(kind):
         await idle(core)
 
 
-@pytest.mark.parametrize("unsettled", [False, True])
-async def test_blocks_that_a_stuck_read_may_still_write_to_are_never_used_again(monkeypatch, unsettled):
+@pytest.mark.parametrize("unsettled", [None, UnsettledRead()])
+async def test_blocks_that_a_stuck_read_may_still_write_to_are_not_used_before_it_is_over(monkeypatch, unsettled):
     async with running("local") as core:
         expected = expected_tokens(PROMPT, 20)
 
@@ -186,6 +186,9 @@ async def test_blocks_that_a_stuck_read_may_still_write_to_are_never_used_again(
             return core.stats.free_blocks == core.stats.total_blocks - lost
 
         await until(free, "all but the doubtful blocks are free", 5)
+        if unsettled is not None:
+            unsettled.over = True
+            await idle(core)
 
 
 async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypatch):
@@ -197,7 +200,7 @@ async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypat
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                raise TransferError("planted", unsettled=True) from None
+                raise TransferError("planted", unsettled=UnsettledRead()) from None
 
         monkeypatch.setattr(core._service, "follow", follow)
         reserve = ReserveRequest("ahead", "127.0.0.1", 1, prompt_tokens=len(PROMPT), ttl_seconds=30)

@@ -8,7 +8,7 @@ import pytest
 from forebay_engine.kv.blocks import BlockPool
 from forebay_engine.scheduler import Scheduler, SchedulerConfig, StepPlan, StepResult
 from forebay_engine.scheduler.finish import finish_reason
-from forebay_engine.types import EngineRequest, PullSource, SamplingParams, StepOutput, TokenEvent
+from forebay_engine.types import EngineRequest, PullSource, SamplingParams, StepOutput, TokenEvent, UnsettledRead
 from forebay_wire.transfer import TokenLogprob
 
 SIZE = 4
@@ -388,7 +388,7 @@ class TestPull:
         assert scheduler.add(request("d", 10)) is None
 
     @pytest.mark.parametrize("aborted", [False, True])
-    def test_blocks_a_read_may_still_be_landing_in_are_never_used_again(self, aborted: bool) -> None:
+    def test_blocks_a_read_may_still_be_landing_in_are_not_used_before_it_is_over(self, aborted: bool) -> None:
         scheduler = made(10)
         ids = list(range(10))
         scheduler.add(request("warm", ids[:5], max_tokens=1))
@@ -397,16 +397,23 @@ class TestPull:
         (order,) = run(scheduler)[0].pulls
         if aborted:
             scheduler.abort("d")
-        scheduler.pull_done("d", False, unsettled=True)
-        assert scheduler.set_aside == scheduler.pool.quarantined == 2
+        read = UnsettledRead()
+        scheduler.pull_done("d", False, unsettled=read)
+        assert scheduler.set_aside == 2
         assert scheduler.recomputed == (0 if aborted else 1)
         if not aborted:
             plan, _ = run(scheduler)
             assert plan.steps[0].start == 4
             assert not set(plan.steps[0].block_table) & set(order.local_blocks)
             scheduler.abort("d")
+        scheduler.reclaim()
         scheduler.pool.release_quarantined(1e12)
         assert scheduler.pool.free == 8
+        read.over = True
+        scheduler.reclaim()
+        scheduler.reclaim()
+        assert (scheduler.pool.free, scheduler.set_aside) == (10, 0)
+        scheduler.pool.check()
 
     @pytest.mark.parametrize("tokens", [0, 12])
     def test_a_source_that_does_not_fit_the_prompt_is_not_read(self, tokens: int) -> None:
@@ -507,9 +514,13 @@ class TestReservations:
     def test_a_release_in_doubt_sets_the_blocks_aside(self) -> None:
         scheduler = made()
         scheduler.reserve("a", 8)
-        scheduler.release("a", unsettled=True)
-        scheduler.pool.release_quarantined(1e12)
+        read = UnsettledRead()
+        scheduler.release("a", unsettled=read)
+        scheduler.reclaim()
         assert (scheduler.pool.free, scheduler.set_aside) == (98, 2)
+        read.over = True
+        scheduler.reclaim()
+        assert (scheduler.pool.free, scheduler.set_aside) == (100, 0)
 
     def test_a_request_without_a_pull_gives_its_reservation_back(self) -> None:
         scheduler = made()

@@ -14,6 +14,8 @@ import pytest
 
 from engine.transfer.arena import BLOCK_BYTES
 from engine.transfer.owners import Owner, Reader, StartOwner, StartReader, until
+from forebay_engine.core.commands import Command, ReserveBlocks
+from forebay_engine.core.reservations import Reservations
 from forebay_engine.kv.lease_words import WORD_BYTES
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.nixl import NixlTransport
@@ -345,7 +347,7 @@ async def test_killed_mid_transfer(kind: str, start_owner: StartOwner, start_rea
 
     assert not result.ok
     assert result.seconds < 5
-    assert not result.unsettled
+    assert result.unsettled is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -528,3 +530,31 @@ async def test_an_owner_that_ends_in_order_exits_with_0(
     owner, reader = await start_owner(kind), await start_reader(kind)
     assert (await reader.service.pull(await owner.grant("r", [1]), [1], [1])).ok
     assert owner.stop() == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_pair_is_warmed_up_by_the_first_reservation_even_a_refused_one(
+    kind: str, start_owner: StartOwner, start_reader: StartReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, reader = await start_owner(kind), await start_reader(kind)
+    await owner.call("fill", seed=1)
+
+    def no_room(command: Command) -> None:
+        if isinstance(command, ReserveBlocks):
+            command.reply(None)
+
+    reservations = Reservations(reader.service, no_room)
+    reserve = ReserveRequest("r", "127.0.0.1", owner.port, prompt_tokens=64, ttl_seconds=10)
+    assert not (await reservations.reserve(reserve)).admitted
+    await until(lambda: reader.service.warm_pairs == {owner.engine_id}, "the pair is warm")
+
+    def paid_for_again(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the pull pays for the warm-up")
+
+    monkeypatch.setattr(reader.service._peers, "handshake", paid_for_again)
+    monkeypatch.setattr(reader.transport, "add_peer", paid_for_again)
+    assert not (await reservations.reserve(reserve)).admitted  # a known pair costs nothing more
+    result = await reader.service.pull(await owner.grant("r", [1]), [1], [2])
+
+    assert result.ok, result.reason
+    assert reader.arena.holds(2, 1, 1)

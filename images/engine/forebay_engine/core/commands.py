@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forebay_engine.types import Abort, EngineRequest, SetDraining
+from forebay_engine.types import Abort, EngineRequest, SetDraining, UnsettledRead
 
 
 @dataclass(frozen=True, slots=True)
 class PullDone:
     request_id: str
     ok: bool
-    unsettled: bool = False
-    """A read may still be landing in the blocks: they must never be used again."""
+    unsettled: UnsettledRead | None = None
+    """A read that may still be landing in the blocks: they must not be used again before it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ReserveBlocks:
 @dataclass(frozen=True, slots=True)
 class ReleaseReservation:
     request_id: str
-    unsettled: bool = False
+    unsettled: UnsettledRead | None = None
     """As in PullDone."""
 
 

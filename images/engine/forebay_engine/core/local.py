@@ -195,7 +195,7 @@ class LocalCore:
             self._spawn(self._pull(order), "pull")
 
     async def _pull(self, order: PullOrder) -> None:
-        ok = unsettled = False
+        ok, unsettled = False, None
         try:
             result = await self._service.pull(order.source, order.remote_blocks, order.local_blocks)
             ok, unsettled = result.ok, result.unsettled

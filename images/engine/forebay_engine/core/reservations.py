@@ -45,6 +45,8 @@ class Reservations:
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def reserve(self, request: ReserveRequest) -> ReserveResponse:
+        # The decode leg may come here even when there is no room to read ahead.
+        self._service.warm(request.prefill_host, request.prefill_port)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[int] | None] = loop.create_future()
 
@@ -77,7 +79,7 @@ class Reservations:
         def pulled(engine_id: str, epoch: int, count: int) -> None:
             reservation.lease, reservation.pulled = (engine_id, epoch), count
 
-        unsettled = False
+        unsettled = None
         try:
             async with asyncio.timeout(request.ttl_seconds):
                 await self._service.follow(request, blocks, pulled)
@@ -125,8 +127,8 @@ class Reservations:
     async def _end(self, request_id: str, reservation: Reservation, source: PullSource | None) -> None:
         reservation.following.cancel()
         (outcome,) = await asyncio.gather(reservation.following, return_exceptions=True)
-        unsettled = isinstance(outcome, TransferError) and outcome.unsettled
-        if source is None or unsettled:
+        unsettled = outcome.unsettled if isinstance(outcome, TransferError) else None
+        if source is None or unsettled is not None:
             self._send(ReleaseReservation(request_id, unsettled))
         elif reservation.lease == (source.engine_id, source.epoch):
             self._send(EarlyPulled(request_id, reservation.pulled))

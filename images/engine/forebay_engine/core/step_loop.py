@@ -184,6 +184,7 @@ class StepLoop:
         """One round; False when nothing could run."""
         now = self._clock()
         self._pool.release_quarantined(now)
+        self._scheduler.reclaim()
         ran = False
         if self._scheduler.has_work:
             plan = self._scheduler.schedule()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from forebay_engine.kv.blocks import BlockPool
 from forebay_engine.scheduler.admission import Admission
 from forebay_engine.scheduler.entry import can_never_run, can_pull, last_event
@@ -20,7 +18,7 @@ from forebay_engine.scheduler.state import (
 )
 from forebay_engine.scheduler.steps import plan_chunk, sequence_step
 from forebay_engine.scheduler.table import SequenceTable
-from forebay_engine.types import EngineRequest, FailEvent, StepOutput, TokenEvent
+from forebay_engine.types import EngineRequest, FailEvent, StepOutput, TokenEvent, UnsettledRead
 
 
 class Scheduler:
@@ -46,8 +44,7 @@ class Scheduler:
         self.preemptions = 0
         self.recomputed = 0
         """Prompts computed here because their KV could not be had."""
-        self.set_aside = 0
-        """Blocks lost to reads that may never end; a worker that has lost many should be restarted."""
+        self._doubtful: list[tuple[UnsettledRead, list[int]]] = []
 
     @property
     def max_tokens(self) -> int:
@@ -169,16 +166,16 @@ class Scheduler:
         self._table.reservations.add(Reservation(request_id, self._table.place_in_line(), list(blocks)))
         return blocks
 
-    def release(self, request_id: str, *, unsettled: bool = False) -> None:
-        """End a reservation. No read may be landing in its blocks any more, unless `unsettled`: see pull_done().
+    def release(self, request_id: str, *, unsettled: UnsettledRead | None = None) -> None:
+        """End a reservation. No read may be landing in its blocks any more but `unsettled`: see pull_done().
 
         Unknown ids are ignored.
         """
         reservation = self._table.reservations.take(request_id)
         if reservation is None:
             return
-        if unsettled:
-            self._set_aside(reservation.blocks)
+        if unsettled is not None:
+            self._doubtful.append((unsettled, reservation.blocks))
         else:
             self.pool.free_blocks(reservation.blocks)
 
@@ -188,11 +185,11 @@ class Scheduler:
         if reservation is not None:
             reservation.early = min(n_blocks, len(reservation.blocks))
 
-    def pull_done(self, request_id: str, ok: bool, *, unsettled: bool = False) -> None:
+    def pull_done(self, request_id: str, ok: bool, *, unsettled: UnsettledRead | None = None) -> None:
         """A pull has ended. `ok` False: what was read is not to be used, and the prompt is computed here.
 
-        No read lands in its blocks any more, unless `unsettled` says that this is in doubt: then the blocks are set
-        aside for good (they count in pool.quarantined and set_aside), and the sequence goes back to the line.
+        No read lands in its blocks any more but `unsettled`: then the blocks are set aside until that is over, and the
+        sequence goes back to the line.
         """
         self._table.ending.discard(request_id)
         state = self._pulling.pop(request_id, None)
@@ -202,13 +199,13 @@ class Scheduler:
         state.pull = None
         if not ok and state.computed < pulled and state.status is not Status.ABORTED:
             self.recomputed += 1
-        if unsettled:
-            self._set_aside(state.blocks[state.published :])
+        if unsettled is not None:
+            self._doubtful.append((unsettled, state.blocks[state.published :]))
             state.blocks = state.blocks[: state.published]
         if state.status is Status.ABORTED:
             state.status = Status.FINISHED
             self._table.free(state)
-        elif unsettled:
+        elif unsettled is not None:
             self._table.back_to_line(state)
         else:
             if ok:
@@ -216,9 +213,18 @@ class Scheduler:
                 publish(state, self.pool)
             self._table.run(state)
 
-    def _set_aside(self, blocks: list[int]) -> None:
-        self.pool.quarantine(blocks, math.inf)
-        self.set_aside += len(blocks)
+    @property
+    def set_aside(self) -> int:
+        """Blocks that reads may still be landing in; a worker that has many should be restarted."""
+        return sum(len(blocks) for _, blocks in self._doubtful)
+
+    def reclaim(self) -> None:
+        """Free the blocks whose unsettled reads are over."""
+        for doubt in list(self._doubtful):
+            read, blocks = doubt
+            if read.over:
+                self._doubtful.remove(doubt)
+                self.pool.free_blocks(blocks)
 
     # One step.
 

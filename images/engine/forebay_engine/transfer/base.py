@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from forebay_engine.kv.lease_words import LeaseMark
+from forebay_engine.types import UnsettledRead
 from forebay_wire.messages import Handshake
 
 
@@ -14,10 +15,10 @@ class TransferError(RuntimeError):
     """A read did not happen: peer gone, deadline passed, address refused. The local blocks' content is undefined.
 
     `reason` is one word for counters. `unsettled`: the transport can't exclude that the local blocks are still written
-    to (rare: the peer hung in the middle of a direct read): they must never be used again.
+    to (rare: the peer hung in the middle of a direct read): they must not be used again before that is over.
     """
 
-    def __init__(self, message: str, *, reason: str = "failed", unsettled: bool = False) -> None:
+    def __init__(self, message: str, *, reason: str = "failed", unsettled: UnsettledRead | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.unsettled = unsettled

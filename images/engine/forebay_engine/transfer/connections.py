@@ -70,6 +70,11 @@ class Connections:
                 f"{host}:{port} is engine {found} now, the KV was at {engine_id}: it restarted", reason="peer_restarted"
             )
 
+    async def warm_up(self, host: str, port: int, deadline: float) -> None:
+        """Make whatever engine is at the address readable, unless one that was there is. Raises TransferError."""
+        if self._engines.get((host, port)) not in self.warm:
+            await self.connect(host, port, deadline)
+
     async def connect(self, host: str, port: int, deadline: float) -> str:
         """The engine id at an address, readable by the transport. Calls for one address share one handshake."""
         key = (host, port)

@@ -20,6 +20,7 @@ from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.nixl_agent import OURSELVES, NixlAgent, calling
 from forebay_engine.transfer.staging import Slot, Staging
 from forebay_engine.transfer.ucx import ProtocolTable
+from forebay_engine.types import UnsettledRead
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Request:
     handle: Any
     piece: Piece
     slot: Slot | None
+    doubt: UnsettledRead | None = None
+    """Set when it was given up and may land in the arena."""
 
 
 class Reads:
@@ -169,6 +172,12 @@ class Reads:
             if over:
                 peer.abandoned.remove(request)
                 self._end(request)
+                doubt = request.doubt
+                if doubt is not None and all(other.doubt is not doubt for other in peer.abandoned):
+                    # Nothing lands any more: NIXL calls a request over when UCX has completed or failed each of its
+                    # reads. Over cma our own thread copies, inside NIXL's calls; over RDMA a failed queue pair takes
+                    # in no answer, and its reads are flushed before UCX reports them.
+                    doubt.over = True
 
     def release(self) -> None:
         """Give the descriptor lists back. Call under the lock, when nothing reads."""
@@ -310,13 +319,17 @@ class Reads:
             with contextlib.suppress(TransferError):
                 self._poll(requests)
             self._sleep(200e-6)
+        stuck = direct()
+        doubt = UnsettledRead()
+        for request in stuck:
+            request.doubt = doubt
         with self._agent.lock:
             peer.abandoned.extend(requests)
-        if direct():
+        if stuck:
             log.critical("a read of engine %s can be neither finished nor stopped", peer.engine_id)
             raise TransferError(
                 f"a read of engine {peer.engine_id} can be neither finished nor stopped after {wait:.0f} s; "
-                "its local blocks are lost until this worker restarts",
+                "its local blocks are set aside until the peer answers or is gone",
                 reason="unsettled",
-                unsettled=True,
+                unsettled=doubt,
             )

@@ -15,7 +15,7 @@ from forebay_engine.transfer.connections import HANDSHAKE_SECONDS, Connections
 from forebay_engine.transfer.identity import Identity, TransferCounters
 from forebay_engine.transfer.lease_keeper import LeaseKeeper, Tracked
 from forebay_engine.transfer.peers import PeerClient
-from forebay_engine.types import PullSource
+from forebay_engine.types import PullSource, UnsettledRead
 from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ class PullResult:
 
     bytes: int
     seconds: float
-    unsettled: bool = False
-    """The local blocks may still be written to: never use or free them (see TransferError.unsettled)."""
+    unsettled: UnsettledRead | None = None
+    """The local blocks may still be written to: don't use or free them before it is over."""
 
 
 class Puller:
@@ -185,7 +185,7 @@ class Puller:
         except TransferError as error:
             self._counters.failed(self._in_use(), error.reason)
             log.info("request %s: reading ahead stopped: %s", reserve.request_id, error)
-            if error.unsettled:
+            if error.unsettled is not None:
                 raise
 
     async def _follow(

@@ -140,9 +140,12 @@ class TransferService:
         """Engine ids that can be read without a handshake."""
         return self._connections.warm
 
-    async def warm(self, host: str, port: int) -> None:
-        """Handshake and first read, so that a pull to come does not pay for them. Raises TransferError."""
-        await self._connections.connect(host, port, self._clock() + self._pull_timeout)
+    def warm(self, host: str, port: int) -> asyncio.Task[None]:
+        """Begin the handshake and the first read, unless made, so that a pull to come does not pay for them.
+
+        The task may raise TransferError; nobody has to wait for it.
+        """
+        return self._spawn(self._connections.warm_up(host, port, self._clock() + self._pull_timeout))
 
     def track(self, source: PullSource) -> None:
         """Keep the lease alive from now on, also while the request waits for blocks."""
@@ -174,7 +177,7 @@ class TransferService:
         new epoch begins with count 0. What was read counts only if the lease that pull() confirms later is of the same
         engine and epoch (epochs are unique within one engine only). Returns when
         the prefill is leased, gone, out of time (ttl_seconds) or a read failed; when cancelled, after its read is over.
-        Raises only an unsettled TransferError: the local blocks must never be used again.
+        Raises only an unsettled TransferError: the local blocks must not be used before that is over.
         """
         await self._puller.follow(reserve, local_blocks, on_progress)
 

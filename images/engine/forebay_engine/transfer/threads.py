@@ -17,7 +17,7 @@ T = TypeVar("T")
 async def in_thread(pool: ThreadPoolExecutor, job: Callable[[], T], cancel: threading.Event | None = None) -> T:
     """Run `job` in the pool. A cancelled caller sets `cancel` and waits all the same: the job writes to memory.
 
-    Then raises CancelledError; but an unsettled TransferError goes first, since it says which memory is lost.
+    Then raises CancelledError; but an unsettled TransferError goes first, since it says which memory is in doubt.
     """
     future = asyncio.get_running_loop().run_in_executor(pool, job)
     try:
@@ -30,6 +30,6 @@ async def in_thread(pool: ThreadPoolExecutor, job: Callable[[], T], cancel: thre
                 await asyncio.wait({future})
         if not future.cancelled():
             error = future.exception()
-            if isinstance(error, TransferError) and error.unsettled:
+            if isinstance(error, TransferError) and error.unsettled is not None:
                 raise error from None
         raise
