@@ -17,6 +17,7 @@ from e2e.cluster.state import State, state
 KUBECONFIG: Final = "FOREBAY_E2E_KUBECONFIG"
 IMAGE_PREFIX: Final = "FOREBAY_E2E_IMAGE_PREFIX"
 KIND_NAME: Final = "forebay-e2e"
+TWO_NODES: Final = "two nodes built here"
 _KIND_CONFIG: Final = """\
 kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
@@ -30,6 +31,11 @@ class Cluster:
     kubeconfig: Path
     images: Mapping[str, str]
     """References of `forebay-operator`, `forebay-router` and `forebay-engine-simulated` that its nodes can run."""
+
+    @property
+    def built_here(self) -> bool:
+        """Its processes are this machine's, for a test to stop or kill."""
+        return self.provider == TWO_NODES
 
 
 class Provider(Protocol):
@@ -139,7 +145,7 @@ class Kind:
 
 @dataclass
 class TwoNodes:
-    name: str = "two nodes built here"
+    name: str = TWO_NODES
     _state: State = field(default_factory=state)
 
     def unfit(self) -> str | None:

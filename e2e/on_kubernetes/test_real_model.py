@@ -98,7 +98,7 @@ def _model() -> dict[str, Any]:
 
 @pytest.fixture
 async def site(deployed: Deployed, smollm2_dir: Path) -> AsyncIterator[KubernetesSite]:
-    if deployed.cluster.provider != "two nodes built here":
+    if not deployed.cluster.built_here:
         pytest.skip("mounts this machine's packages and model: needs nodes on this machine, the two nodes built here")
     volumes = [*_volume("model", smollm2_dir), *_volume("packages", Path(sysconfig.get_path("purelib")))]
     deployed.apply(*volumes)
