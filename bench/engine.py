@@ -2,6 +2,8 @@
 
 decode_over_gemv    one decode step of one stream: time of the model's bare matrix-vector products over the step's time.
                     The products use, for each matrix, the fastest of F.linear, transposed mm and oneDNN-packed.
+decode_over_read    the time that this machine's memory needs to be read by one thread, for as many bytes as the step
+                    reads (weights, K and V), over the step's time; decode1024 is the same at context 1,024.
 batch8_over_hf      tokens/s of 8 streams at context 128 over Hugging Face generate with batch 8, same dtype.
 prefill_over_gemm   512 prompt tokens: time of the layers' bare matrix products over the time to the first token.
 
@@ -44,6 +46,7 @@ LONG_CONTEXT = 1024
 PROMPT = 512
 STREAMS = 8
 HF_TOKENS = 16
+READ_BYTES = 256 << 20
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -95,6 +98,26 @@ class Products:
     def __call__(self) -> None:
         for run in self._passes:
             run()
+
+
+class Reading:
+    """Sums of a buffer that no cache holds: as fast as one thread reads memory, in huge pages as the weights' are."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.ones(READ_BYTES // 4)
+        use_huge_pages()
+
+    def seconds_for(self, size: int) -> float:
+        return seconds(self._buffer.sum) * size / READ_BYTES
+
+
+def step_bytes(executor: TorchExecutor, context: int) -> int:
+    """What one decode step of one stream can't do without reading."""
+    spec = executor.spec
+    q, kv = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
+    layer = (q + 2 * kv) * spec.hidden + q * spec.hidden + 3 * spec.intermediate * spec.hidden
+    weights = (spec.layers * layer + spec.vocab_size * spec.hidden) * executor.dtype.itemsize
+    return weights + context * executor.layout.bytes_per_token
 
 
 class Streams:
@@ -150,6 +173,7 @@ def on_cpu(model_dir: Path, dtype: str, rounds: int) -> dict[str, Any]:
     executor = TorchExecutor(model_dir, kv_memory_bytes=512 << 20, block_size=BLOCK, dtype=dtype)
     ratios: dict[str, list[float]] = {}
     times: dict[str, list[float]] = {}
+    rates: dict[str, dict[str, float]] = {}
 
     def compare(name: str, other: Callable[[], float], ours: Callable[[], float], turns: int) -> None:
         other(), ours()
@@ -167,6 +191,15 @@ def on_cpu(model_dir: Path, dtype: str, rounds: int) -> dict[str, Any]:
             compare(name, partial(seconds, gemv), partial(seconds, one.decode), 10 * rounds)
         gemv_layouts = gemv.layouts
         del gemv
+        reading = Reading()
+        for context, name in ((CONTEXT, "decode_over_read"), (LONG_CONTEXT, "decode1024_over_read")):
+            one = Streams(executor, 1, context, 1)
+            size = step_bytes(executor, context)
+            compare(name, partial(reading.seconds_for, size), partial(seconds, one.decode), 4 * rounds)
+            rates[name] = {
+                side: round(size / statistics.median(times[f"{name}_{side}_ms"]) / 1e6, 2) for side in ("other", "ours")
+            }
+        del reading
         gemm = Products(executor.spec, executor.dtype, PROMPT, head=False)
         prompt = Streams(executor, 1, PROMPT, 1)
         compare("prefill_over_gemm", partial(seconds, gemm), partial(seconds, partial(prompt.prefill, 0)), rounds)
@@ -186,6 +219,7 @@ def on_cpu(model_dir: Path, dtype: str, rounds: int) -> dict[str, Any]:
         **{name: round(statistics.median(values), 3) for name, values in ratios.items()},
         "spread": {name: spread(values) for name, values in ratios.items()},
         "ms": medians,
+        "gigabytes_per_second": rates,
         "batch8_tokens_per_cpu_second": round(STREAMS / medians["batch8_over_hf_ours_ms"] * 1e3, 1),
         "prefill_tokens_per_cpu_second": round(PROMPT / medians["prefill_over_gemm_ours_ms"] * 1e3, 1),
         "gemv_layouts": gemv_layouts,

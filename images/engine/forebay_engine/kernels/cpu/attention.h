@@ -29,7 +29,7 @@ typedef struct {
     float *scores;        /* [TILE_ROWS, KEYS] */
     float *sums;          /* [QUERY_ROWS, padded head_size] */
     float *part;          /* [TILE_ROWS, NB] */
-    float most[QUERY_ROWS], total[QUERY_ROWS];
+    float most[QUERY_ROWS], total[QUERY_ROWS], added[TILE_ROWS];
 } attention_scratch;
 
 #if defined(__AVX512F__)
@@ -53,10 +53,11 @@ ALWAYS_INLINE void transpose16(vi r[16]) {
 }
 #endif
 
-/* The keys at `rows` (zeros: NULL) as packed column blocks [KEYS / NB][head_size / STEP][NB][STEP]. */
-static void pack_keys(elem *packed, const elem *const rows[KEYS], long head_size) {
+/* The `count` keys at `rows` as packed column blocks [KEYS / NB][head_size / STEP][NB][STEP]. Columns from `count` on
+ * hold anything: their scores are masked. */
+static void pack_keys(elem *packed, const elem *const rows[KEYS], long count, long head_size) {
     long words = head_size / STEP; /* of 32 bits */
-    for (long first = 0; first < KEYS; first += LANES) {
+    for (long first = 0; first < count; first += LANES) {
         char *out = (char *)(packed + first / NB * NB * head_size) + first % NB * 4;
         long done = 0;
 #if defined(__AVX512F__)
@@ -65,7 +66,7 @@ static void pack_keys(elem *packed, const elem *const rows[KEYS], long head_size
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
                 r[i] = (vi){0};
-                if (rows[first + i]) memcpy(&r[i], (const char *)rows[first + i] + done * 4, 64);
+                if (first + i < count) memcpy(&r[i], (const char *)rows[first + i] + done * 4, 64);
             }
             transpose16(r);
 #pragma GCC unroll 16
@@ -75,38 +76,51 @@ static void pack_keys(elem *packed, const elem *const rows[KEYS], long head_size
         for (; done < words; done++)
             for (long i = 0; i < LANES; i++) {
                 int32_t word = 0;
-                if (rows[first + i]) memcpy(&word, (const char *)rows[first + i] + done * 4, 4);
+                if (first + i < count) memcpy(&word, (const char *)rows[first + i] + done * 4, 4);
                 memcpy(out + done * NB * 4 + i * 4, &word, 4);
             }
     }
 }
 
-/* The values beside the keys at `rows`, as packed column blocks [ceil(head_size / NB)][KEYS / STEP][NB][STEP]. */
-static void pack_values(elem *packed, const elem *const rows[KEYS], long offset, long head_size) {
+/* The values beside the `count` keys at `rows`, as packed column blocks [ceil(head_size / NB)][KEYS / STEP][NB][STEP], of
+ * which the first ceil(count / STEP) are written. */
+static void pack_values(elem *packed, const elem *const rows[KEYS], long count, long offset, long head_size) {
     for (long block = 0; block * NB < head_size; block++, packed += NB * KEYS) {
         long width = head_size - block * NB < NB ? head_size - block * NB : NB;
-        for (long k = 0; k < KEYS; k += STEP) {
+        for (long k = 0; k < count; k += STEP) {
             elem *out = packed + k * NB;
 #if FOREBAY_BF16
-            const elem *even = rows[k] ? rows[k] + offset + block * NB : 0;
-            const elem *odd = rows[k + 1] ? rows[k + 1] + offset + block * NB : 0;
-            if (even && odd && width == NB) {
+            const elem *even = rows[k] + offset + block * NB;
+            const elem *odd = k + 1 < count ? rows[k + 1] + offset + block * NB : 0;
+            if (width == NB) {
 #pragma GCC unroll 8
                 for (int v = 0; v < NV; v++) {
-                    vu pairs = ((vu)load_elems(even + v * LANES) >> 16) | (vu)load_elems(odd + v * LANES);
+                    vu pairs = (vu)load_elems(even + v * LANES) >> 16;
+                    if (odd) pairs |= (vu)load_elems(odd + v * LANES);
                     memcpy(out + v * LANES * 2, &pairs, sizeof pairs);
                 }
                 continue;
             }
             for (long i = 0; i < NB; i++) {
-                out[i * 2] = even && i < width ? even[i] : 0;
+                out[i * 2] = i < width ? even[i] : 0;
                 out[i * 2 + 1] = odd && i < width ? odd[i] : 0;
             }
 #else
-            memset(out, 0, NB * sizeof(elem));
-            if (rows[k]) memcpy(out, rows[k] + offset + block * NB, width * sizeof(elem));
+            if (width < NB) memset(out, 0, NB * sizeof(elem));
+            memcpy(out, rows[k] + offset + block * NB, width * sizeof(elem));
 #endif
         }
+    }
+}
+
+/* Addresses of K of positions `first` .. `first` + `count` - 1. */
+static void find_keys(const arena *kv, const int64_t *table, long layer, long head, long first, long count,
+                      const elem *rows[KEYS]) {
+    long block = first / kv->block_size, slot = first % kv->block_size;
+    for (long i = 0; i < count; block++, slot = 0) {
+        const elem *at = kv->base + table[block] * kv->block_stride + head * kv->head_stride +
+                         layer * kv->layer_stride + slot * kv->head_size;
+        for (; i < count && slot < kv->block_size; slot++, i++, at += kv->head_size) rows[i] = at;
     }
 }
 
@@ -127,36 +141,39 @@ static void attend(const arena *kv, const int64_t *table, long layer, long head,
     long seen = start + end, count = tile_count(rows);
     for (long key = 0; key < seen; key += KEYS) {
         const elem *at[KEYS];
-        for (long i = 0; i < KEYS; i++) at[i] = key + i < seen ? slot_of(kv, table, key + i, layer, head) : 0;
-        pack_keys(s->keys, at, size);
-        pack_values(s->values, at, kv->value_offset, size);
+        long here = seen - key < KEYS ? seen - key : KEYS, summed = (here + STEP - 1) / STEP * STEP;
+        find_keys(kv, table, layer, head, key, here, at);
+        pack_keys(s->keys, at, here, size);
+        pack_values(s->values, at, here, kv->value_offset, size);
         for (long index = 0; index < count; index++) {
             long top = tile_first(rows, count, index), height = tile_first(rows, count, index + 1) - top;
             if (start + first + (top + height - 1) / group < key) continue; /* no row of the tile sees a key of these */
             for (long block = 0; block < KEYS / NB; block++)
                 tiles[height](s->queries + top * size, size, s->keys + block * NB * size, size, s->scores + block * NB,
                               KEYS);
-            float shrink[TILE_ROWS];
+            float shrink[TILE_ROWS + LANES] = {0}; /* whole vectors of it are loaded */
             for (long m = 0; m < height; m++) {
                 float *score = s->scores + m * KEYS;
                 long row = top + m, visible = start + first + row / group - key + 1;
                 for (long i = visible > 0 ? visible : 0; i < KEYS; i++) score[i] = -INFINITY;
                 vf high = load(score);
                 for (int i = LANES; i < KEYS; i += LANES) high = pick(load(score + i) > high, load(score + i), high);
-                float most = max_lanes(high);
-                if (s->most[row] > most) most = s->most[row];
+                float most = max_lanes(high), before = s->most[row];
+                if (before > most) most = before;
                 vf sum = {0};
                 for (int i = 0; i < KEYS; i += LANES) {
                     vf weight = exponential(load(score + i) - most);
                     store_elems(s->weights + m * KEYS + i, weight);
                     sum += weight;
                 }
-                shrink[m] = exponential(splat(s->most[row] - most))[0];
-                s->total[row] = s->total[row] * shrink[m] + sum_lanes(sum);
+                s->added[m] = sum_lanes(sum);
+                shrink[m] = before - most;
                 s->most[row] = most;
             }
+            for (int i = 0; i < TILE_ROWS; i += LANES) store(shrink + i, exponential(load(shrink + i)));
+            for (long m = 0; m < height; m++) s->total[top + m] = s->total[top + m] * shrink[m] + s->added[m];
             for (long block = 0; block * NB < size; block++) {
-                tiles[height](s->weights, KEYS, s->values + block * NB * KEYS, KEYS, s->part, NB);
+                tiles[height](s->weights, KEYS, s->values + block * NB * KEYS, summed, s->part, NB);
                 for (long m = 0; m < height; m++) {
                     float *sums = s->sums + (top + m) * padded + block * NB;
                     for (int v = 0; v < NV; v++)

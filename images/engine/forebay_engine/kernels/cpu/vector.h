@@ -29,6 +29,14 @@ typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
 
+#if defined(__AVX512F__)
+static const vi lane_numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif defined(__AVX2__)
+static const vi lane_numbers = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+static const vi lane_numbers = {0, 1, 2, 3};
+#endif
+
 #if FOREBAY_BF16
 typedef uint16_t elem;
 enum { STEP = 2 }; /* elements of a row that share 32 bits, as the bfloat16 dot product takes them */
@@ -49,16 +57,21 @@ ALWAYS_INLINE vf splat(float x) { return x - (vf){0}; }
 
 ALWAYS_INLINE vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
+/* Pairwise, so that the chain of dependent operations is short: half of the lanes at a time meet the other half. */
+#define REDUCE(v, operation)                                                                                          \
+    _Pragma("GCC unroll 4") for (int distance = LANES / 2; distance; distance /= 2) {                                                         \
+        vf other = __builtin_shuffle(v, lane_numbers ^ distance);                                                     \
+        v = operation;                                                                                                \
+    }
+
 ALWAYS_INLINE float sum_lanes(vf v) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
+    REDUCE(v, v + other)
+    return v[0];
 }
 
 ALWAYS_INLINE float max_lanes(vf v) {
-    float most = v[0];
-    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-    return most;
+    REDUCE(v, pick(v > other, v, other))
+    return v[0];
 }
 
 /* e^x within 2 units in the last place; exactly 1 at 0 and exactly 0 below -87.3, -inf included. */
