@@ -21,7 +21,16 @@ _NOTE_LIMIT: Final = 1000
 class Why(StrEnum):
     WORKER_LEAVES = "WorkerLeaves"
     WORKER_LEFT = "WorkerLeft"
+    RESCALED = "Rescaled"
+    """The rescaling law set new targets."""
+
     ROLE_CHANGED = "RoleChanged"
+    FOREIGN_WRITER = "ForeignWriter"
+    """Somebody else set what the operator sets."""
+
+    WORKER_UNDONE = "WorkerUndone"
+    """A worker found no node in time, and its pool does without it for a while."""
+
     FIELD_OWNERSHIP_TAKEN = "FieldOwnershipTaken"
     """Somebody had changed a field of a child; it was put back."""
 
@@ -49,7 +58,13 @@ def condition_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
     return tuple(events)
 
 
-_BAD: Final = {"Ready": "False", "Stalled": "True", "PinningSatisfied": "False", "TransportReady": "False"}
+_BAD: Final = {
+    "Ready": "False",
+    "Stalled": "True",
+    "PinningSatisfied": "False",
+    "TransportReady": "False",
+    "ForeignWriter": "True",
+}
 """The conditions that events are made of, and the status that is a warning."""
 
 

@@ -12,6 +12,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,10 @@ from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.discovery import has_pod_monitors
 from forebay_operator.observe.gather import Gatherer, Nodes
 from forebay_operator.observe.load import HttpWorkers, Workers
+from forebay_operator.observe.sources import Sources
 from forebay_operator.queue import WorkQueue
 from forebay_operator.reconcile import Key, Reconciler, StatusBuilder
+from forebay_operator.rescaler import Rescaler
 from forebay_operator.settings import Settings
 from forebay_operator.status.build import build_status
 from forebay_operator.watching import WatchHealth
@@ -131,6 +134,12 @@ class Operator:
         cache = ApplyCache()
         applier = Applier(kube, cache)
         nodes = Nodes(kube, clock, readable=not settings.namespaces)
+        offset = time.time() - clock()
+        # Wall time, since it is kept over restarts, but without the jumps of a clock that is set.
+        self._sources = Sources(kube, lambda: offset + clock())
+        self.rescaler = Rescaler(
+            self._sources.make, clock=lambda: offset + clock(), wake=lambda key: self.queue.add(key), counts=metrics
+        )
         self.reconciler = Reconciler(
             kube,
             Gatherer(kube, workers, nodes),
@@ -143,6 +152,7 @@ class Operator:
             resync=settings.resync,
             rng=random.Random(),
             wrote=lambda key: self.watches.wrote(key, clock()),
+            rescaler=self.rescaler,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
             self.reconciler.reconcile,
@@ -173,9 +183,12 @@ class Operator:
                 await self._elector.acquired()
                 self._metrics.leading(True)
                 group.create_task(self.queue.run())
+                group.create_task(self.rescaler.run())
                 group.create_task(self._watch())
         except* Stopped:
             pass
+        finally:
+            await self._sources.close()
 
     async def _lead(self) -> None:
         await self._elector.run()

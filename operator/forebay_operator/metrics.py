@@ -28,6 +28,10 @@ class OperatorMetrics:
         self._role_changes = Counter("forebay_role_changes", "Role labels set.", ["role"], registry=self.registry)
         self._operations = Counter("forebay_operations", "Workers made to leave, begun.", ["cause"],
                                    registry=self.registry)  # fmt: skip
+        self._decisions = Counter("forebay_decisions", "What the rescaling law said at each look.",
+                                  ["namespace", "model", "reason"], registry=self.registry)  # fmt: skip
+        self._flaps = Counter("forebay_rescale_flaps", "Moves that took the one before back within two minutes.",
+                              ["namespace", "model"], registry=self.registry)  # fmt: skip
         labels = ["namespace", "model", "role"]
         self._target = Gauge("forebay_workers_target", "Workers that should serve.", labels, registry=self.registry)
         self._serving = Gauge("forebay_workers_serving", "Workers that serve.", labels, registry=self.registry)
@@ -50,6 +54,12 @@ class OperatorMetrics:
 
     def operation_begun(self, cause: str) -> None:
         self._operations.labels(cause).inc()
+
+    def decided(self, key: Key, reason: str) -> None:
+        self._decisions.labels(*key, reason).inc()
+
+    def flapped(self, key: Key, count: int) -> None:
+        self._flaps.labels(*key).inc(count)
 
     def workers(self, key: Key, role: str, target: int, serving: int) -> None:
         self._target.labels(*key, role).set(target)

@@ -6,9 +6,10 @@ and no I/O: who calls it brings observations, carries targets out and stores wha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +40,9 @@ HISTORY: Final = 10
 FLAP_SECONDS: Final = 120.0
 """A move back so soon after a move is a flap."""
 
+ADVICE_SECONDS: Final = 30.0
+"""In mode Recommend, between two splits recommended in the same direction."""
+
 TRANSIENT: Final = frozenset({reasons.CONFIRMING, reasons.MOVING})
 """Said on the way to another decision."""
 
@@ -65,7 +69,9 @@ class Checkpoint(msgspec.Struct):
 
     memory: dict[str, Any] = {}
     capacity: Capacity | None = None
-    believed: Workers | None = None
+    believed: dict[str, float] = {}
+    """Of Workers, what is finite: JSON has no infinity."""
+
     totals: Totals | None = None
 
 
@@ -73,7 +79,7 @@ class Pilot:
     def __init__(self, checkpoint: Checkpoint | None = None, *, now: float) -> None:
         held = checkpoint or Checkpoint()
         self.memory = _restore(held.memory, now)
-        self.believed = held.believed
+        self.believed = _workers(held.believed)
         self.told: Decision | None = None
         self.history: list[Decision] = []
         """Told before, newest first."""
@@ -84,7 +90,8 @@ class Pilot:
         self._candidate: tuple[str, float] | None = None
         self._saved_at = now
         self._saved: tuple[float, ...] = ()
-        self._totals = held.totals or Totals()
+        self.totals = held.totals or Totals()
+        """Of the last observation, for an observer that goes on counting."""
 
     def rule(
         self, observation: Observation, spec: DisaggregatedModelSpec, target: Split, learnt: Workers | None, now: float
@@ -153,13 +160,20 @@ class Pilot:
                 return
         elif now - self._candidate[1] < SETTLED_SECONDS:
             return
-        if moved and self.told is not None and not decision.apply and self.told.target == decision.target:
-            # Recommended already; it goes on being recommended until it is done or no more wanted.
+        if moved and not decision.apply and self._recommended(decision):
             return
         self._candidate = None
         if self.told is not None:
             self.history = [self.told, *self.history][:HISTORY]
         self.told = decision
+
+    def _recommended(self, decision: Decision) -> bool:
+        """Already, or as good as: nobody acts on advice that changes each second."""
+        told = self.told
+        if told is None or told.target == told.before:
+            return False
+        same_way = (told.target.prefill - told.before.prefill) * (decision.target.prefill - decision.before.prefill) > 0
+        return told.target == decision.target or (same_way and decision.at - told.at < ADVICE_SECONDS)
 
     def _flap(self, decision: Decision) -> None:
         moves = [d for d in (self.told, *self.history) if d is not None and d.target != d.before]
@@ -181,7 +195,7 @@ class Pilot:
     def checkpoint(self, capacity: Capacity, *, windows: bool) -> Checkpoint:
         """`windows`: with the last minutes' figures, for a restart within RESUME_SECONDS."""
         memory = self.memory if windows else without_windows(self.memory)
-        return Checkpoint(memory.dump(), capacity.copy(), self.believed, self._totals)
+        return Checkpoint(memory.dump(), capacity.copy(), _finite(self.believed), self.totals)
 
     def checkpoint_due(self, now: float) -> bool:
         """Whether soft memory is worth writing: at most each minute, when a figure moved by a tenth. True notes it."""
@@ -202,7 +216,7 @@ class Pilot:
 
     def _note_totals(self, observation: Observation) -> None:
         if observation.finished is not None:
-            self._totals = Totals(
+            self.totals = Totals(
                 generated_tokens=observation.generated_tokens or 0,
                 finished=observation.finished,
                 refused=observation.refused or 0,
@@ -236,6 +250,17 @@ def _restore(saved: Mapping[str, Any], now: float) -> Memory:
     if not 0 <= now - memory.seen_at <= RESUME_SECONDS:
         memory = without_windows(memory)
     return memory
+
+
+def _finite(workers: Workers | None) -> dict[str, float]:
+    return {} if workers is None else {k: v for k, v in asdict(workers).items() if math.isfinite(v)}
+
+
+def _workers(saved: Mapping[str, float]) -> Workers | None:
+    try:
+        return msgspec.convert(dict(saved), Workers, strict=False) if saved else None
+    except (msgspec.ValidationError, TypeError, ValueError):
+        return None
 
 
 def _step(workers: Workers, batch: float) -> float:

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from forebay_operator.act.actuator import Actuator, all_of
-from forebay_operator.act.apply import Applier, ForeignObject, Owner
+from forebay_operator.act.apply import Applier, Owner
+from forebay_operator.act.children import Children, Wanted
 from forebay_operator.act.operation import Operation
+from forebay_operator.act.pending import UNDONE
 from forebay_operator.act.roles import RoleChange, Targets, role_changes
-from forebay_operator.api.labels import MODEL, POOLS, Pool
+from forebay_operator.api.conditions import Type
+from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.load import SpecError, from_server
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
-from forebay_operator.build.children import OPTIONAL_KINDS
-from forebay_operator.build.names import token_secret_name
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.events import Event, Recorder, Why, condition_events
 from forebay_operator.goals import HOMES
 from forebay_operator.kube import (
-    CHILDREN,
     MODELS,
     ApiError,
     Conflict,
-    Forbidden,
     Gone,
-    Invalid,
     Kube,
     NotFound,
     Object,
     Throttled,
 )
 from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.fleet import fleet_of
 from forebay_operator.observe.gather import Gathered, Gatherer
 from forebay_operator.observe.types import Observation, Problem, ProblemKind
 from forebay_operator.queue import RetryAfter
+from forebay_operator.rescaler import LAW, Rescaler, Word
 from forebay_operator.turn import Turn, take_turn
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class Reconciler:
         rng: random.Random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         wrote: Callable[[Key], None] = lambda key: None,
+        rescaler: Rescaler | None = None,
     ) -> None:
         """`wrote` hears of each change of a model's status, which its watch has to report soon."""
         self._kube = kube
@@ -97,9 +98,17 @@ class Reconciler:
         self._rng = rng
         self._wall = wall
         self._wrote = wrote
-        self._children: dict[Key, set[str]] = {}
+        self._rescaler = rescaler
+        self._children = Children(
+            kube,
+            applier,
+            actuator,
+            recorder,
+            metrics,
+            pod_monitors=surroundings.pod_monitors,
+            clock=lambda: wall().timestamp(),
+        )
         self._uids: dict[Key, str] = {}
-        self._pruned: dict[Key, frozenset[tuple[str, str]]] = {}
         self._problems: dict[Key, tuple[Problem, ...]] = {}
         """Of the last pass that applied the children."""
 
@@ -140,26 +149,46 @@ class Reconciler:
             problem = Problem(ProblemKind.INVALID_SPEC, f"{raw['kind']} {namespace}/{name}", text[:1000])
             await self._refuse(raw, gathered, problem, now)
             return self._next_resync()
-        turn = take_turn(raw, owner, model, gathered, now, self._surroundings)
+        yielded = await self._children.yielded(raw, owner, gathered.deployments)
+        turn = take_turn(raw, owner, model, gathered, now, self._surroundings, yielded)
+        await self._tell_undone(turn)
+        word = self._hear_law(turn)
+        if word is not None and word.move is not None:
+            # The record first here too: a restart after the first label must not take it for a mistake.
+            targets: dict[Pool, int] = {"prefill": word.move.prefill, "decode": word.move.decode}
+            await self._write_status(replace(turn, targets=targets), now, word)
+            await self._tell_rescale(raw, turn.targets, word)
+            return 0.0
         recorded = turn.status.get("operation")
         if (None if turn.plan.operation is None else turn.plan.operation.to_status()) != recorded:
             # The record first: a restart after the next write must find out what was under way.
-            await self._write_status(turn, now)
+            await self._write_status(turn, now, word)
             await self._tell_operation(raw, Operation.from_status(recorded), turn.plan.operation)
             return 0.0
         problems = self._problems[key] = await self._act(turn)
-        await self._write_status(turn, now)
+        await self._write_status(turn, now, word)
         if turn.plan.again is not None:
             return turn.plan.again
-        return PROBLEM_SECONDS if problems else self._next_resync()
+        due = [PROBLEM_SECONDS if problems else self._next_resync(), turn.placed.wake, self._children.wake(key)]
+        return min(seconds for seconds in due if seconds is not None)
+
+    def _hear_law(self, turn: Turn) -> Word | None:
+        if self._rescaler is None:
+            return None
+        gathered = turn.gathered
+        fleet = fleet_of(gathered.observation, gathered.routers, turn.targets)
+        return self._rescaler.see(turn.key, turn.owner.uid, turn.model.spec, turn.status, fleet, turn.targets)
 
     async def _act(self, turn: Turn) -> tuple[Problem, ...]:
         """Everything the plan asks for; what was refused of it."""
-        problems = await self._apply_children(turn)
+        live, step = turn.gathered.deployments, turn.plan
+        problems = await self._children.bring(
+            Wanted(turn.raw, turn.owner, turn.model, turn.children(), live, shrink=step.shrink)
+        )
         await self._move_older(turn)
         await self._set_roles(turn)
         pods = {pod.name: pod for pod in turn.gathered.observation.pods}
-        namespace, step = turn.owner.namespace, turn.plan
+        namespace = turn.owner.namespace
         if step.fence is not None:
             await self._actuator.fence(namespace, pods[step.fence])
         if step.silence is not None:
@@ -167,72 +196,10 @@ class Reconciler:
         await all_of(*(self._actuator.release(turn.owner, pods[name]) for name in step.release))
         return problems
 
-    async def _apply_children(self, turn: Turn) -> tuple[Problem, ...]:
-        problems: list[Problem] = []
-        model, owner, step = turn.model, turn.owner, turn.plan
-        await self._attempt(problems, "Secret", self._actuator.ensure_token(model, owner))
-        wanted = turn.children()
-        live = turn.gathered.deployments
-        for deployment in live.values():
-            self._applier.cache.seen(deployment)
-        for child in wanted:
-            name = child["metadata"]["name"]
-            locked = live[name]["metadata"]["resourceVersion"] if name == step.shrink and name in live else None
-            await self._attempt(problems, child["kind"], self._apply(turn, child, locked), child)
-        self._children[turn.key] = {child["metadata"]["name"] for child in wanted} | {token_secret_name(owner.name)}
-        await self._prune(turn.key, owner, wanted)
-        return tuple(problems)
-
-    async def _apply(self, turn: Turn, child: Object, locked: str | None) -> None:
-        applied = await self._applier.apply(child, turn.owner, locked=locked)
-        self._metrics.applied(child["kind"], applied.result)
-        if applied.taken_from:
-            note = f"{child['kind']} {child['metadata']['name']}: {', '.join(applied.taken_from)} was put back"
-            await self._recorder.record(turn.raw, Event(Why.FIELD_OWNERSHIP_TAKEN, "Apply", note, warning=True))
-
-    async def _attempt(
-        self, problems: list[Problem], kind: str, work: Awaitable[None], child: Object | None = None
-    ) -> None:
-        """Note a refusal that concerns one child, and go on with the others. Raises what concerns them all."""
-        try:
-            await work
-        except ForeignObject as error:
-            problems.append(Problem(ProblemKind.FOREIGN_OBJECT, error.object, error.remedy))
-        except (Invalid, Forbidden) as error:
-            if "because it is being terminated" in error.message:
-                # The namespace goes, and this model with it.
-                raise
-            name = "" if child is None else child["metadata"]["name"]
-            quota = "exceeded quota" in error.message
-            found = ProblemKind.QUOTA_EXCEEDED if quota else ProblemKind.REJECTED
-            problems.append(Problem(found, f"{kind} {name}", error.message[:1000]))
-            self._metrics.applied(kind, "refused")
-        except NotFound as error:
-            if kind not in OPTIONAL_KINDS:
-                raise
-            log.info("%s is not served by this cluster: %s", kind, error)
-
-    async def _prune(self, key: Key, owner: Owner, wanted: Sequence[Object]) -> None:
-        """Delete children of optional kinds that the spec asks for no more. Looked for when the spec's set changes."""
-        names = frozenset(
-            (child["kind"], child["metadata"]["name"]) for child in wanted if child["kind"] in OPTIONAL_KINDS
-        )
-        if self._pruned.get(key) == names:
-            return
-        for resource in CHILDREN:
-            if resource.kind not in OPTIONAL_KINDS:
-                continue
-            if resource.kind == "PodMonitor" and not self._surroundings.pod_monitors:
-                continue
-            for obj in await self._kube.list(resource, owner.namespace, selector=f"{MODEL}={owner.name}"):
-                if (obj["kind"], obj["metadata"]["name"]) not in names:
-                    await self._applier.remove(obj, owner)
-        self._pruned[key] = names
-
     async def _move_older(self, turn: Turn) -> None:
         """Counts of older revisions' Deployments, and the end of those that are empty."""
         live = turn.gathered.deployments
-        current = self._children[turn.key]
+        current = self._children.names(turn.key)
         for name, count in turn.plan.replicas.items():
             if name in live and name not in current and live[name]["spec"].get("replicas", 1) != count:
                 await self._actuator.scale(live[name], count)
@@ -253,19 +220,33 @@ class Reconciler:
 
     # Status
 
-    async def _write_status(self, turn: Turn, now: datetime) -> None:
+    async def _write_status(self, turn: Turn, now: datetime, word: Word | None) -> None:
         seen = turn.gathered.observation
-        observation = replace(seen, problems=(*self._problems.get(turn.key, ()), *seen.problems))
+        observation = replace(
+            seen,
+            problems=(*self._problems.get(turn.key, ()), *seen.problems),
+            limits=turn.limits,
+            contested=self._children.contested(turn.key),
+        )
+        previous: Mapping[str, Any] = turn.status
+        undone = {UNDONE: {pool: entry.to_status() for pool, entry in turn.placed.undone.items()}}
+        memory = {key: value for key, value in (turn.status.get("memory") or {}).items() if key != UNDONE}
+        memory |= {HOMES: dict(turn.counts), **(undone if turn.placed.undone else {})}
+        if word is not None:
+            observation = replace(observation, metrics=word.trouble)
+            said = {"decision": word.decision, "decisions": word.decisions}
+            previous = {**previous, **{key: value for key, value in said.items() if value}}
+            if word.law:
+                memory[LAW] = word.law
         status = self._build_status(
             turn.model,
             observation,
             name=turn.owner.name,
             namespace=turn.owner.namespace,
             targets=turn.targets,
-            previous=turn.status,
+            previous=previous,
             now=now,
         )
-        memory = {**(turn.status.get("memory") or {}), HOMES: dict(turn.counts)}
         status["memory"] = memory
         if turn.plan.operation is not None:
             status["operation"] = turn.plan.operation.to_status()
@@ -295,7 +276,9 @@ class Reconciler:
     async def _put_status(self, raw: Object, status: dict[str, Any]) -> None:
         """Write it when it says something new. Nothing in it moves by itself, so that this comes to rest."""
         previous = raw.get("status") or {}
-        if status == previous:
+        # Conditions of other managers are theirs: they stay where they are, and are no difference.
+        ours = [c for c in previous.get("conditions") or [] if c["type"] in set(Type)]
+        if status == {**previous, "conditions": ours}:
             return
         meta = raw["metadata"]
         body: Object = {
@@ -318,6 +301,11 @@ class Reconciler:
         for event in condition_events(previous, status):
             await self._recorder.record(raw, event)
 
+    async def _tell_rescale(self, raw: Object, before: Mapping[Pool, int], word: Word) -> None:
+        move, decision = word.move, word.decision or {}
+        note = f"targets {before['prefill']}:{before['decode']} -> {move}: {decision.get('message', '')}"
+        await self._recorder.record(raw, Event(Why.RESCALED, str(decision.get("reason", "Rescale")), note))
+
     async def _tell_operation(self, raw: Object, before: Operation | None, after: Operation | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             note = f"worker {before.pod} of {before.deployment} left"
@@ -327,16 +315,20 @@ class Reconciler:
             note = f"worker {after.pod} of {after.deployment} finishes its requests and leaves"
             await self._recorder.record(raw, Event(Why.WORKER_LEAVES, after.cause, note))
 
+    async def _tell_undone(self, turn: Turn) -> None:
+        for pool in turn.placed.fresh:
+            note = turn.placed.undone[pool].describe(pool)
+            await self._recorder.record(turn.raw, Event(Why.WORKER_UNDONE, "Place", note, warning=True))
+
     def _forget(self, key: Key) -> None:
+        if self._rescaler is not None:
+            self._rescaler.forget(key)
         self._metrics.forget(key, POOLS)
-        self._pruned.pop(key, None)
         self._problems.pop(key, None)
         uid = self._uids.pop(key, None)
         if uid is not None:
             self._actuator.forget(uid)
-        names = self._children.pop(key, None)
-        if names:
-            self._applier.cache.forget(key[0], names)
+        self._children.forget(key)
 
     def _next_resync(self) -> float:
         return self._resync * self._rng.uniform(0.8, 1.2)

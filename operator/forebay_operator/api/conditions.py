@@ -34,6 +34,8 @@ class Type(StrEnum):
     """KV moves over the transport asked for, by the workers' own account."""
 
     PAUSED = "Paused"
+    FOREIGN_WRITER = "ForeignWriter"
+    """Somebody else keeps writing what the operator writes (an HPA on a child Deployment, another controller)."""
 
 
 class Reason(StrEnum):
@@ -63,6 +65,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     CRASHING = "Crashing"
     VOLUME_FAILED = "VolumeFailed"
+    NAMESPACE_GOING = "NamespaceTerminating"
     # PoolsAvailable
     AT_TARGET = "AtTarget"
     BELOW_TARGET = "BelowTarget"
@@ -78,10 +81,16 @@ class Reason(StrEnum):
     METRICS_FRESH = "Fresh"
     METRICS_MISSING = "Missing"
     METRICS_STALE = "Stale"
+    METRICS_INVALID = "Invalid"
+    """A source answers with what is no figure, or not such a source's."""
+
     # ScalingLimited
     WITHIN_LIMITS = "WithinLimits"
     SCALING_OFF = "ScalingOff"
     NOT_DECIDED = "NotDecided"
+    NO_ROOM = "NoRoom"
+    """Nodes or GPUs for more workers are not there."""
+
     # RatioWithinBounds
     WITHIN_BOUNDS = "WithinBounds"
     OUT_OF_BOUNDS = "OutOfBounds"
@@ -98,6 +107,9 @@ class Reason(StrEnum):
     # Paused
     NOT_PAUSED = "NotPaused"
     BY_SPEC = "PausedBySpec"
+    # ForeignWriter
+    SOLE_WRITER = "SoleWriter"
+    CONTESTED = "Contested"
 
 
 MESSAGE_LIMIT = 1024

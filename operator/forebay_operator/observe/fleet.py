@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forebay_operator.api.labels import Pool
+from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.build.ports import HTTP
+from forebay_operator.observe.types import Observation, PodView
+from forebay_wire.urls import host_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +31,26 @@ class Fleet:
     members: tuple[Member, ...] = ()
     routers: tuple[str, ...] = ()
     """host:port of every ready router. Load is known only when all of them answer."""
+
+
+def fleet_of(observation: Observation, routers: tuple[str, ...], targets: Mapping[Pool, int]) -> Fleet:
+    """A cluster's: exactly as many members as `targets` sum up to.
+
+    Pods that leave are none of them. One that is not there yet is a member without an address, in the role that lacks
+    it: the law moves the split of the workers there should be, and a pod that restarts does not change their number.
+    """
+    staying = [pod for pod in observation.pods if not pod.terminating and not pod.draining]
+    total = sum(targets.values())
+    pods = sorted(staying, key=lambda pod: (not pod.serving, pod.role is None, pod.name))[:total]
+    members = [_member(pod) for pod in pods]
+    lack = {pool: targets[pool] - sum(member.target == pool for member in members) for pool in POOLS}
+    for number in range(total - len(members)):
+        pool = max(POOLS, key=lambda each: lack[each])
+        lack[pool] -= 1
+        members.append(Member(f"(missing {number + 1})", pool, serving=False))
+    return Fleet(tuple(members), tuple(host_port(address, HTTP) for address in routers))
+
+
+def _member(pod: PodView) -> Member:
+    address = host_port(pod.ip, HTTP) if pod.ip and pod.ready else ""
+    return Member(pod.name, pod.serves_as, address, pod.serving)

@@ -16,7 +16,8 @@ from forebay_operator.api import labels
 from forebay_operator.kube import DEPLOYMENTS, NODES, PODS, REPLICA_SETS, Forbidden, Kube, Object
 from forebay_operator.observe import objects
 from forebay_operator.observe.load import Loads, Workers
-from forebay_operator.observe.problems import problems
+from forebay_operator.observe.problems import problems, transport_problems
+from forebay_operator.observe.references import missing, references
 from forebay_operator.observe.types import NodeView, Observation
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ class Gathered:
     loads: Loads
     deployments: Mapping[str, Object]
     """Ours, as read."""
+
+    routers: tuple[str, ...] = ()
+    """Addresses of the ready ones."""
 
 
 @dataclass(slots=True)
@@ -70,11 +74,12 @@ class Gatherer:
         """Raises ApiError: on half a view nothing is decided."""
         meta: dict[str, Any] = model["metadata"]
         namespace, selector = meta["namespace"], f"{labels.MODEL}={meta['name']}"
-        deployments, replica_sets, pods, nodes = await asyncio.gather(
+        deployments, replica_sets, pods, nodes, absent = await asyncio.gather(
             self._kube.list(DEPLOYMENTS, namespace, selector=selector),
             self._kube.list(REPLICA_SETS, namespace, selector=selector),
             self._kube.list(PODS, namespace, selector=selector),
             self._nodes.views(),
+            missing(self._kube, namespace, references(model.get("spec") or {})),
         )
         ours = objects.controlled_by(deployments, [meta["uid"]])
         sets = objects.controlled_by(replica_sets, [obj["metadata"]["uid"] for obj in ours])
@@ -95,6 +100,6 @@ class Gatherer:
             nodes=nodes,
             router_ready=len(ready),
             latency=loads.latency,
-            problems=problems(ours, sets, mine),
+            problems=(*absent, *problems(ours, sets, mine), *transport_problems(model.get("spec") or {}, views)),
         )
-        return Gathered(observation, loads, {obj["metadata"]["name"]: dict(obj) for obj in ours})
+        return Gathered(observation, loads, {obj["metadata"]["name"]: dict(obj) for obj in ours}, tuple(addresses))

@@ -108,6 +108,17 @@ class LatencyView:
     attainment_percent: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MetricsView:
+    """What keeps the rescaling law from deciding."""
+
+    health: str
+    """Missing, Stale or Invalid (observe/traffic.py)."""
+
+    subject: str
+    message: str
+
+
 class ProblemKind(StrEnum):
     """Why children are not as they should be. A kind decides which condition names it and whether waiting can help."""
 
@@ -128,6 +139,7 @@ class ProblemKind(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     CRASHING = "Crashing"
     VOLUME = "VolumeFailed"
+    NAMESPACE_GOING = "NamespaceTerminating"
     TRANSPORT = "TransportUnavailable"
     """transfer.required asks for a transport that a worker could not get."""
 
@@ -164,6 +176,14 @@ class Observation:
     """None: no router could be asked, or the answers are too old."""
 
     problems: tuple[Problem, ...] = ()
+    limits: tuple[str, ...] = ()
+    """Why pools have fewer workers than they are to have, with numbers."""
+
+    contested: tuple[str, ...] = ()
+    """What others keep writing that is ours to write."""
+
+    metrics: MetricsView | None = None
+    """None: nothing keeps it, or no law runs."""
 
     def in_role(self, role: Pool) -> tuple[PodView, ...]:
         """Pods that serve in `role` now."""

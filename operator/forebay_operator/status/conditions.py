@@ -10,10 +10,10 @@ from forebay_operator.api.conditions import Reason, Type
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.ratio import Ratio, parse_ratio
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
-from forebay_operator.observe.types import Observation, Problem, ProblemKind
+from forebay_operator.observe.types import Observation, PodView, Problem, ProblemKind
 from forebay_operator.status.pinning import Pinning
 from forebay_operator.status.remedies import REMEDIES, describe
-from forebay_operator.status.transport import TransportFacts
+from forebay_operator.status.transport import TransportFacts, is_worse
 
 UNPLACED_SECONDS: Final = 300.0
 """A pod that the cluster has had no node for so long, and has no node for by its labels and GPUs, needs a person."""
@@ -40,7 +40,13 @@ class Facts:
 
     @property
     def serving(self) -> dict[Pool, int]:
-        return {pool: len(self.observation.in_role(pool)) for pool in POOLS}
+        return {pool: sum(not self._refused(pod) for pod in self.observation.in_role(pool)) for pool in POOLS}
+
+    def _refused(self, pod: PodView) -> bool:
+        """It is on a worse transport than transfer.required allows: its probe will fail, if it does not yet."""
+        if self.spec is None or not self.spec.transfer.required or pod.load is None:
+            return False
+        return is_worse(pod.load.transport, self.spec.transfer.transport)
 
     @property
     def first_problem(self) -> str:
@@ -135,6 +141,9 @@ def metrics_available(facts: Facts) -> Verdict:
         return "False", Reason.METRICS_MISSING, "no router is ready to be asked; scaling holds"
     serving = [pod for pod in facts.observation.pods if pod.serving]
     silent = sum(pod.load is None for pod in serving)
+    if (law := facts.observation.metrics) is not None:
+        reasons = {"Missing": Reason.METRICS_MISSING, "Stale": Reason.METRICS_STALE}
+        return "False", reasons.get(law.health, Reason.METRICS_INVALID), f"{law.message}; scaling holds"
     if facts.observation.latency is None and silent == len(serving):
         return "False", Reason.METRICS_MISSING, "routers could not be asked for load and latency; scaling holds"
     if silent:
@@ -145,6 +154,8 @@ def metrics_available(facts: Facts) -> Verdict:
 def scaling_limited(facts: Facts) -> Verdict:
     if facts.spec is not None and facts.spec.scaling.mode == "Off":
         return "False", Reason.SCALING_OFF, "scaling.mode is Off"
+    if facts.observation.limits:
+        return "True", Reason.NO_ROOM, "; ".join(facts.observation.limits)
     if facts.limited_by is None:
         return "Unknown", Reason.NOT_DECIDED, "no scaling decision has been made yet"
     if facts.limited_by:
@@ -186,6 +197,13 @@ def paused(facts: Facts) -> Verdict:
     return "True", Reason.BY_SPEC, f"scaling.pause is {what}"
 
 
+def foreign_writer(facts: Facts) -> Verdict:
+    contested = facts.observation.contested
+    if contested:
+        return "True", Reason.CONTESTED, "; ".join(contested)
+    return "False", Reason.SOLE_WRITER, "nobody else writes what the operator writes"
+
+
 CONDITIONS: Final = {
     Type.READY: ready,
     Type.RECONCILING: reconciling,
@@ -197,4 +215,5 @@ CONDITIONS: Final = {
     Type.RATIO_WITHIN_BOUNDS: ratio_within_bounds,
     Type.TRANSPORT_READY: transport_ready,
     Type.PAUSED: paused,
+    Type.FOREIGN_WRITER: foreign_writer,
 }

@@ -1,0 +1,279 @@
+"""The rescaling law beside the reconciles: one follower a model looks each second and wakes the reconcile with news.
+
+A follower decides and nothing else. The reconcile writes the decision with its targets and memory to status first, and
+realises the targets in its next pass, so that an operator that dies in between neither loses nor repeats a move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from forebay_operator.api.conditions import truncate
+from forebay_operator.api.labels import Pool
+from forebay_operator.api.scaling import Metrics
+from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.decide import Decision, Split
+from forebay_operator.observe.fits import Capacity
+from forebay_operator.observe.fleet import Fleet
+from forebay_operator.observe.router_report import Totals
+from forebay_operator.observe.traffic import Signal
+from forebay_operator.observe.traffic_source import TrafficSource
+from forebay_operator.observe.types import MetricsView
+from forebay_operator.pilot import Checkpoint, Pilot
+
+log = logging.getLogger(__name__)
+
+LAW: Final = "law"
+"""Key in status.memory: the law's checkpoint."""
+
+LOOK_SECONDS: Final = 1.0
+TROUBLE_SECONDS: Final = 5.0
+"""What keeps the law from deciding becomes a condition once it has lasted so long."""
+
+Key = tuple[str, str]
+MakeSource = Callable[[Key, Metrics, Totals | None, Capacity | None], Awaitable[TrafficSource]]
+
+
+class Counts(Protocol):
+    """What is counted of decisions (metrics.py)."""
+
+    def decided(self, key: Key, reason: str) -> None: ...
+
+    def flapped(self, key: Key, count: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Following:
+    """What the follower of one model is told and tells."""
+
+    uid: str
+    spec: DisaggregatedModelSpec
+    fleet: Fleet
+    target: Split
+    """As recorded in status."""
+
+    pilot: Pilot
+    law: dict[str, Any]
+    """The checkpoint as it is, or is to be, in status.memory."""
+
+    pending: Split | None = None
+    """Decided and not recorded yet."""
+
+    told: dict[str, Any] | None = None
+    history: list[dict[str, Any]] | None = None
+    trouble: MetricsView | None = None
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a reconcile gets: what to put into status, and new targets to record."""
+
+    decision: dict[str, Any] | None
+    decisions: list[dict[str, Any]]
+    law: dict[str, Any]
+    move: Split | None
+    trouble: MetricsView | None
+
+
+class Rescaler:
+    def __init__(
+        self,
+        make_source: MakeSource,
+        *,
+        clock: Callable[[], float],
+        wake: Callable[[Key], None],
+        counts: Counts,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        """`clock`: wall time without jumps, in seconds. `wake` asks for a reconcile."""
+        self._make_source = make_source
+        self._clock = clock
+        self._wake = wake
+        self._counts = counts
+        self._look_seconds = look_seconds
+        self._following: dict[Key, Following] = {}
+
+    async def run(self) -> None:
+        """Until cancelled; then every follower ends."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for key in list(self._following):
+                self.forget(key)
+
+    def see(
+        self,
+        key: Key,
+        uid: str,
+        spec: DisaggregatedModelSpec,
+        status: Mapping[str, Any],
+        fleet: Fleet,
+        targets: Mapping[Pool, int],
+    ) -> Word | None:
+        """Of each reconcile: what it sees, for what the law says. None where no law runs (mode Off)."""
+        held = self._following.get(key)
+        if held is not None and held.uid != uid:
+            self.forget(key)
+            held = None
+        if spec.scaling.mode == "Off":
+            self.forget(key)
+            return None
+        target = Split(targets["prefill"], targets["decode"])
+        if held is None:
+            held = self._begin(key, uid, spec, status, fleet, target)
+        held.spec, held.fleet = spec, fleet
+        if target == held.pending or target.total != held.target.total:
+            # It is recorded; or there are other workers now than it was decided for.
+            held.pending = None
+        held.target = target
+        return Word(held.told, held.history or [], held.law, held.pending, held.trouble)
+
+    def forget(self, key: Key) -> None:
+        held = self._following.pop(key, None)
+        if held is not None and held.task is not None:
+            held.task.cancel()
+
+    def _begin(
+        self,
+        key: Key,
+        uid: str,
+        spec: DisaggregatedModelSpec,
+        status: Mapping[str, Any],
+        fleet: Fleet,
+        target: Split,
+    ) -> Following:
+        law = (status.get("memory") or {}).get(LAW) or {}
+        checkpoint = read_checkpoint(law)
+        pilot = Pilot(checkpoint, now=self._clock())
+        held = Following(uid, spec, fleet, target, pilot, law)
+        held.told = status.get("decision")
+        held.history = list(status.get("decisions") or [])
+        self._following[key] = held
+        held.task = asyncio.create_task(self._follow(key, held, checkpoint))
+        return held
+
+    async def _follow(self, key: Key, held: Following, checkpoint: Checkpoint) -> None:
+        """One look after another; a look that fails unforeseen is logged, and the next one comes."""
+        source: TrafficSource | None = None
+        asked: Metrics | None = None
+        totals, capacity = checkpoint.totals, checkpoint.capacity
+        try:
+            while True:
+                began = asyncio.get_running_loop().time()
+                try:
+                    if source is None or asked != held.spec.scaling.metrics:
+                        if source is not None:
+                            capacity, totals = source.capacity, held.pilot.totals
+                            await source.close()
+                            source = None
+                        asked = held.spec.scaling.metrics
+                        source = await self._make_source(key, asked, totals, capacity)
+                    await self._look(key, held, source)
+                except Exception:
+                    log.exception("%s: looking at its traffic", key)
+                spent = asyncio.get_running_loop().time() - began
+                await asyncio.sleep(max(0.1, self._look_seconds - spent))
+        finally:
+            if source is not None:
+                await source.close()
+
+    async def _look(self, key: Key, held: Following, source: TrafficSource) -> None:
+        observed = await source.observe(held.fleet)
+        now, pilot = self._clock(), held.pilot
+        told, flaps = pilot.told, pilot.flaps
+        in_force = held.pending or held.target
+        ruling = pilot.rule(observed, held.spec, in_force, source.workers(), now)
+        self._counts.decided(key, ruling.decision.reason)
+        self._counts.flapped(key, pilot.flaps - flaps)
+        news = False
+        if ruling.move is not None:
+            held.pending = ruling.move
+            news = True
+        if ruling.told is not told and ruling.told is not None:
+            said = as_status(ruling.told)
+            if held.told is not None and not _same(held.told, said):
+                held.history = [held.told, *(held.history or [])][:HISTORY]
+                news = True
+            if held.told is None or not _same(held.told, said):
+                held.told = said
+                news = True
+        trouble = _trouble(pilot.trouble())
+        if _kind(trouble) != _kind(held.trouble):
+            held.trouble = trouble
+            news = True
+        if news or pilot.checkpoint_due(now):
+            held.law = write_checkpoint(pilot.checkpoint(source.capacity, windows=False))
+            self._wake(key)
+
+
+HISTORY: Final = 10
+
+
+def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """A restarted operator that comes to hold for the reason it held for has no news."""
+    hold = old.get("from") == old.get("to") and new["from"] == new["to"]
+    return hold and old.get("reason") == new["reason"] and old.get("to") == new["to"]
+
+
+def _kind(trouble: MetricsView | None) -> tuple[str, str] | None:
+    return None if trouble is None else (trouble.health, trouble.subject)
+
+
+def _trouble(signals: list[Signal]) -> MetricsView | None:
+    if not signals:
+        return None
+    first = signals[0]
+    more = f" (and {len(signals) - 1} more)" if len(signals) > 1 else ""
+    return MetricsView(first.health, first.name, f"{first.name} ({first.source}): {first.note}{more}")
+
+
+def as_status(decision: Decision) -> dict[str, Any]:
+    """As status.decision."""
+    moved = decision.target != decision.before
+    inputs: dict[str, Any] = dict(decision.inputs)
+    rejected = {str(o.split): round(o.gain, 4) for o in decision.options if o.split != decision.target}
+    if rejected:
+        inputs["rejected"] = dict(list(rejected.items())[:8])
+    return {
+        "time": datetime.fromtimestamp(int(decision.at), UTC).isoformat().replace("+00:00", "Z"),
+        "action": ("SwitchRole" if decision.apply else "Recommend") if moved else "Hold",
+        "from": str(decision.before),
+        "to": str(decision.target),
+        "reason": decision.reason,
+        "message": truncate(decision.message),
+        "limitedBy": ",".join(decision.limited_by),
+        "inputs": inputs,
+    }
+
+
+def read_checkpoint(law: Mapping[str, Any]) -> Checkpoint:
+    """Never raises: what another version wrote is learnt anew."""
+    try:
+        return msgspec.convert(dict(law), Checkpoint)
+    except (msgspec.ValidationError, TypeError, ValueError):
+        log.warning("the law's memory in status is not of this version's kind; it is learnt anew")
+        return Checkpoint()
+
+
+def write_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    value: dict[str, Any] = _rounded(msgspec.to_builtins(checkpoint))
+    return value
+
+
+def _rounded(value: Any) -> Any:
+    """Six figures are more than anything here is known to, and half the bytes."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 3)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value

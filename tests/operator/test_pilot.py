@@ -1,0 +1,251 @@
+"""The law over time: what is told, what a restart knows, what is believed of the workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.decide import Memory, Split, Workers, reasons
+from forebay_operator.observe.fits import Capacity
+from forebay_operator.observe.traffic import Arrivals, Health, Observation, Signal, WorkerLoad
+from forebay_operator.pilot import CHECKPOINT_SECONDS, RESUME_SECONDS, Checkpoint, Pilot
+from forebay_operator.policy import law_policy
+
+WORKERS = Workers(5000.0, 0.02, 0.0, 16_384, sequence_seconds=0.0005, max_batch=64)
+START = 1_800_000_000.0
+
+
+def spec(mode: str = "Auto", **scaling: Any) -> DisaggregatedModelSpec:
+    return DisaggregatedModelSpec.model_validate(
+        {
+            "model": {"servedName": "m"},
+            "engine": {"type": "Simulated"},
+            "objectives": {"timeToFirstTokenMilliseconds": 1000, "timePerOutputTokenMilliseconds": 40},
+            "scaling": {"mode": mode, **scaling},
+            "prefill": {"replicas": 2},
+            "decode": {"replicas": 4},
+        }
+    )
+
+
+class Life:
+    """A pilot, its traffic and its targets, one look a second."""
+
+    def __init__(self, spec: DisaggregatedModelSpec, checkpoint: Checkpoint | None = None, at: float = START) -> None:
+        self.spec = spec
+        self.now = at
+        self.target = Split(2, 4)
+        self.pilot = Pilot(checkpoint, now=at)
+        self.finished = 0
+        self.told: list[str] = []
+        self.moves: list[Split] = []
+        self.learnt: Workers | None = WORKERS
+
+    def look(self, prompts: int = 4, tokens: int = 500, queued: int = 0, bad: Signal | None = None) -> None:
+        self.now += 1
+        self.finished += prompts
+        loads = [
+            WorkerLoad(f"w{i}", role, role, queued_prefill_tokens=queued if role == "prefill" else 0)
+            for i, role in enumerate(["prefill"] * self.target.prefill + ["decode"] * self.target.decode)
+        ]
+        observed = Observation(
+            self.now,
+            (Arrivals(float(int(self.now)), prompts, prompts * tokens),),
+            self.finished * 50,
+            self.finished,
+            0,
+            0,
+            0,
+            workers=tuple(loads),
+            signals=(bad,) if bad else (),
+        )
+        before = self.pilot.told
+        ruling = self.pilot.rule(observed, self.spec, self.target, self.learnt, self.now)
+        if ruling.move is not None:
+            self.moves.append(ruling.move)
+            self.target = ruling.move
+        if ruling.told is not before and ruling.told is not None:
+            self.told.append(ruling.told.reason)
+
+    def calm(self, seconds: int = 70) -> Life:
+        for _ in range(seconds):
+            self.look()
+        return self
+
+    def surge(self, seconds: int = 10) -> None:
+        """20,000 prompt tokens a second are four workers' work."""
+        for i in range(seconds):
+            self.look(prompts=10, tokens=2000, queued=min(5, i) * 5000)
+
+
+def test_a_starved_role_is_helped_within_seconds() -> None:
+    life = Life(spec()).calm()
+    assert life.moves == []
+    life.surge(5)
+    assert life.moves
+    assert life.moves[0].prefill > 2
+    assert life.told[-1] == reasons.STARVED
+
+
+def test_recommend_moves_nothing_and_says_it_once() -> None:
+    life = Life(spec("Recommend")).calm()
+    life.surge(12)
+    assert (life.moves, life.target) == ([], Split(2, 4))
+    assert life.told.count(reasons.STARVED) == 1
+    told = life.pilot.told
+    assert told is not None
+    assert (told.apply, told.target.prefill > 2) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "reason"),
+    [
+        ({"mode": "Off"}, reasons.OFF),
+        ({"roleSwitching": "Disabled"}, reasons.OFF),
+        ({"pause": "All"}, reasons.PAUSED),
+        ({"pause": "ScaleUp"}, reasons.PAUSED),
+        ({"behavior": {"scaleUp": {"selectPolicy": "Disabled"}}}, reasons.PAUSED),
+    ],
+)
+def test_what_forbids_a_move_is_told(scaling: dict[str, Any], reason: str) -> None:
+    life = Life(spec(**scaling)).calm()
+    life.surge(12)
+    assert life.moves == []
+    assert life.told[-1] == reason
+
+
+def test_a_pause_of_one_direction_leaves_the_other() -> None:
+    life = Life(spec(pause="ScaleDown")).calm()
+    life.surge(6)
+    assert life.moves
+
+
+def test_a_hold_is_told_when_it_lasts() -> None:
+    life = Life(spec()).calm()
+    stale = Signal("router r", "/load", Health.STALE, note="no use for 6 s: no answer")
+    life.look(bad=stale)
+    assert life.told[-1] != reasons.METRICS_STALE
+    for _ in range(6):
+        life.look(bad=stale)
+    assert life.told[-1] == reasons.METRICS_STALE
+    assert [s.name for s in life.pilot.trouble()] == ["router r"]
+    life.calm(10)
+    assert life.told[-1] != reasons.METRICS_STALE
+    assert life.pilot.trouble() == []
+
+
+def test_before_speeds_are_known_it_waits_and_windows_fill() -> None:
+    life = Life(spec())
+    life.learnt = None
+    life.calm(60)
+    assert life.told == [reasons.WARMING_UP]
+    life.learnt = WORKERS
+    life.look()
+    life.surge(5)
+    assert life.moves, "the minute before was not for nothing"
+
+
+class TestBelief:
+    def test_a_fit_near_what_is_believed_changes_nothing(self) -> None:
+        life = Life(spec()).calm(5)
+        life.learnt = Workers(5200.0, 0.0201, 0.0, 16_384, sequence_seconds=0.00051, max_batch=64)
+        life.look()
+        assert life.pilot.believed == WORKERS
+
+    def test_another_speed_takes_its_place_and_corrections_start_anew(self) -> None:
+        life = Life(spec()).calm(5)
+        life.pilot.memory.decode_samples = [1.1]
+        life.learnt = Workers(2500.0, 0.02, 0.0, 16_384, sequence_seconds=0.0005, max_batch=64)
+        life.look()
+        assert life.pilot.believed == life.learnt
+        assert life.pilot.memory.decode_samples == []
+
+
+class TestRestart:
+    def checkpoint(self, life: Life, *, windows: bool) -> Checkpoint:
+        """Through JSON, as status and the state folder keep it."""
+        made = life.pilot.checkpoint(Capacity([5000.0]), windows=windows)
+        return msgspec.json.decode(msgspec.json.encode(made), type=Checkpoint)
+
+    def test_it_holds_until_its_windows_are_full(self) -> None:
+        """In the middle of a surge: the move may come late, and no other comes instead."""
+        life = Life(spec()).calm()
+        life.surge(2)
+        again = Life(spec(), self.checkpoint(life, windows=False), at=life.now)
+        assert again.pilot.believed == WORKERS, "what takes long to learn is not lost"
+        again.surge(50)
+        assert again.moves == []
+        again.surge(15)
+        assert again.moves
+
+    def test_soon_enough_nothing_is_lost(self) -> None:
+        life = Life(spec()).calm()
+        again = Life(spec(), self.checkpoint(life, windows=True), at=life.now + 2)
+        again.finished = life.finished
+        again.surge(5)
+        assert again.moves
+
+    def test_too_late_the_windows_are_not_believed(self) -> None:
+        life = Life(spec()).calm()
+        again = Life(spec(), self.checkpoint(life, windows=True), at=life.now + RESUME_SECONDS + 1)
+        again.surge(10)
+        assert again.moves == []
+
+    @pytest.mark.parametrize("skew", [-300.0, 300.0])
+    def test_clocks_five_minutes_apart_only_delay(self, skew: float) -> None:
+        """The next leader's clock is ahead or behind: the rate limit holds, and the windows start anew."""
+        life = Life(spec()).calm()
+        life.surge(5)
+        moved = len(life.moves)
+        again = Life(spec(), self.checkpoint(life, windows=True), at=life.now + skew)
+        again.target = life.target
+        assert all(m.at <= again.now for m in again.pilot.memory.moves)
+        again.calm(80)
+        again.surge(10)
+        assert moved
+        assert len(again.moves) <= 2
+        assert again.pilot.flaps == 0
+
+    def test_what_another_version_wrote_is_learnt_anew(self) -> None:
+        for garbage in ({"target": "x"}, {"moves": 3}, {"arrivals": [["a"]]}):
+            assert Pilot(Checkpoint(memory=garbage), now=START).memory == Memory()
+
+    def test_checkpoints_are_seldom_and_of_news(self) -> None:
+        life = Life(spec())
+        due = []
+        for second in range(400):
+            life.look()
+            if life.pilot.checkpoint_due(life.now):
+                due.append(second)
+        assert due
+        assert due[0] >= CHECKPOINT_SECONDS - 1
+        assert len(due) <= 2, "nothing that it learns changes"
+
+
+def test_policy_of_a_spec() -> None:
+    bounded = DisaggregatedModelSpec.model_validate(
+        {
+            "model": {"servedName": "m"},
+            "engine": {"type": "Simulated"},
+            "prefill": {},
+            "decode": {"replicas": 3},
+            "scaling": {
+                "prefill": {"minReplicas": 2, "maxReplicas": 5},
+                "ratio": {"min": "1:3", "max": "2:1"},
+                "behavior": {
+                    "scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 30}]},
+                    "scaleDown": {"policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}]},
+                },
+                "metrics": {"source": "Prometheus", "url": "http://p:9090"},
+            },
+        }
+    )
+    policy = law_policy(bounded, WORKERS, 6)
+    bounds = policy.bounds
+    assert (bounds.prefill_min, bounds.prefill_max, bounds.decode_min, bounds.decode_max) == (2, 5, 1, 5)
+    assert (str(bounds.ratio_min), str(bounds.ratio_max)) == ("1:3", "2:1")
+    assert policy.moves_per_minute == 3
+    assert policy.stale_seconds == 90
