@@ -1,4 +1,4 @@
-"""The client side of HTTP: bounded connections, read timeouts that aiohttp lacks, writes that never wait for ever."""
+"""The client side of HTTP: bounded bodies, read in time, and writes that never wait for ever."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from forebay_router.client_side import ClientGone
 from forebay_router.settings import RouterSettings
+from forebay_wire.connections import Connection, ConnectionLimits, expect
 from forebay_wire.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -21,104 +22,19 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Take = Callable[[int], None]
 
-MAX_HEADER_LINE = 8190
-MAX_HEADERS = 128
-LINGERING_SECONDS = 2.0
-"""How long a body that was refused is read and dropped, so that its sender gets to see why."""
-
-_REFUSED = ApiError(503, "too many connections; try again later")
-_REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
-    + b"content-length: %d\r\n\r\n" % len(_REFUSED.json())
-    + _REFUSED.json()
-)
-
-
-class Connection(RequestHandler):
-    """One client connection. Closes itself when a request head stays unfinished for `header_timeout`."""
-
-    __slots__ = ("_head_timer", "_header_timeout", "_limit")
-
-    def __init__(self, manager: Listener, *, header_timeout: float, limit: int, **kwargs: Any) -> None:
-        super().__init__(manager, **kwargs)
-        self._header_timeout = header_timeout
-        self._limit = limit
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        assert self._manager is not None
-        if len(self._manager.connections) > self._limit:
-            cast(asyncio.Transport, transport).write(_REFUSAL)
-            self.force_close()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._waiting_for_head():
-            if self._head_timer is None:
-                self._head_timer = self._loop.call_later(self._header_timeout, self._head_overdue)
-        elif self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _waiting_for_head(self) -> bool:
-        """Idle between requests, with the bytes of an unfinished head in the parser."""
-        return self._waiter is not None and not self._waiter.done() and not self._messages
-
-    def _head_overdue(self) -> None:
-        self._head_timer = None
-        if self._waiting_for_head():
-            self.force_close()
-
-    def retire(self) -> None:
-        """Close now when idle, else after the answer under way."""
-        if self._waiting_for_head():
-            self.force_close()
-        else:
-            self.close()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        super().connection_lost(exc)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """OpenAI-shaped also where HTTP itself is at fault (head too large, bad framing).
-
-        Not logged there: the exception quotes the head, which may hold a key.
-        """
-        if status >= 500:
-            log.error("request failed", exc_info=exc)
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun already")
-        text = message or ("internal error" if status >= 500 else "malformed HTTP request")
-        response = web.Response(status=status, body=ApiError(status, text).json(), content_type="application/json")
-        response.force_close()
-        return response
-
 
 class Listener(web.Server):
     """Makes connections. A handler is cancelled when its client goes (R7)."""
 
     def __init__(self, handler: Handler, settings: RouterSettings) -> None:
         super().__init__(handler, handler_cancellation=True)
-        self._connection_arguments: dict[str, Any] = {
-            "header_timeout": settings.header_timeout,
-            "limit": settings.max_connections,
-            "keepalive_timeout": settings.keepalive_timeout,
-            "lingering_time": LINGERING_SECONDS,
-            "max_line_size": MAX_HEADER_LINE,
-            "max_field_size": MAX_HEADER_LINE,
-            "max_headers": MAX_HEADERS,
-            "access_log": None,
-            "auto_decompress": False,
-        }
+        self._limits = ConnectionLimits(
+            max_connections=settings.max_connections,
+            header_seconds=settings.header_timeout,
+            body_seconds=settings.body_timeout,
+            idle_seconds=settings.keepalive_timeout,
+            write_seconds=settings.write_timeout,
+        )
 
     def retire(self) -> None:
         """Take no further request on any connection."""
@@ -126,7 +42,7 @@ class Listener(web.Server):
             cast(Connection, connection).retire()
 
     def __call__(self) -> RequestHandler:
-        return Connection(self, loop=self._loop, **self._connection_arguments)
+        return Connection(self, self._limits, loop=self._loop, auto_decompress=False)
 
 
 class BodyRoom:
@@ -163,9 +79,7 @@ async def read_body(request: web.BaseRequest, settings: RouterSettings, take: Ta
         raise too_large
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
         raise ApiError(400, "a compressed request body is not supported; send it as it is")
-    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0
+    await expect(request)
     parts: list[bytes] = []
     size = 0
     try:

@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 
 from forebay_engine.server.app import build_app
-from forebay_engine.server.guard import ConnectionLimits
 from forebay_engine.server.listen import Listener
 from forebay_engine.server.state import WorkerState
 from forebay_engine.settings import WorkerSettings
 from forebay_engine.text.simulated import SimulatedTokenizer
 from forebay_wire import stream
+from forebay_wire.connections import ConnectionLimits
 from support.fake_core import FakeCore
 
 SECRET = b"secret-of-the-tests"

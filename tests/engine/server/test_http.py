@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay_engine.core.handle import CoreDied, CoreStats, TransferTotals
-from forebay_engine.server.guard import ConnectionLimits
 from forebay_engine.server.state import PrefillVelocity
 from forebay_wire import headers, metrics, paths
+from forebay_wire.connections import ConnectionLimits
 from forebay_wire.load import LoadReport
 from support.fake_core import FakeCore
 
@@ -194,8 +194,7 @@ async def test_the_unread_end_of_an_answer_does_not_hold_a_connection(make_worke
         body = {**TEXT, "max_tokens": 30_000, "logprobs": 2}
         writer.write(raw_post(paths.COMPLETIONS, {**body, "n": 2}))
         await until(lambda: len(core.requests) == 2 and not core.running, "the answer is made", 30)
-        guard = next(iter(worker.listener._guard.connections.values()))
-        await until(lambda: guard._transport is None, "the connection is cut", 10)
+        await until(lambda: worker.listener.connections == 0, "the connection is cut", 10)
         writer.close()
 
 
@@ -237,12 +236,12 @@ async def test_a_half_sent_body_is_answered_with_408(make_worker: Any) -> None:
 async def test_connections_are_bounded(make_worker: Any) -> None:
     async with make_worker(FakeCore(), ConnectionLimits(max_connections=3)) as worker:
         held = [await asyncio.open_connection("127.0.0.1", worker.listener.port) for _ in range(3)]
-        await until(lambda: len(worker.listener._guard.connections) == 3, "three are connected")
+        await until(lambda: worker.listener.connections == 3, "three are connected")
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.listener.port)
         assert b" 503 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
         writer.close()
         held.pop()[1].close()
-        await until(lambda: len(worker.listener._guard.connections) == 2, "one has left")
+        await until(lambda: worker.listener.connections == 2, "one has left")
         assert (await worker.post(paths.COMPLETIONS, TEXT))[0] == 200
         for _, writer in held:
             writer.close()
@@ -259,10 +258,19 @@ async def test_requests_in_flight_are_bounded(make_worker: Any) -> None:
         assert [(await task)[0] for task in tasks] == [200, 200]
 
 
+@pytest.mark.parametrize("path", [paths.COMPLETIONS, "/nowhere"])
+async def test_an_expectation_that_is_not_known_is_an_error_of_the_usual_shape(worker: Any, path: str) -> None:
+    async with worker.session.post(worker.url + path, json=TEXT, headers={"expect": "tea"}) as response:
+        assert response.status == 417
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+    async with worker.session.post(worker.url + paths.COMPLETIONS, json=TEXT, expect100=True) as response:
+        assert response.status == 200
+
+
 async def test_keep_alive_connections_are_used_again(worker: Any) -> None:
     for _ in range(3):
         assert (await worker.post(paths.COMPLETIONS, TEXT))[0] == 200
-    assert len(worker.listener._guard.connections) == 1
+    assert worker.listener.connections == 1
 
 
 async def read_reports(worker: Any, count: int, **sent: str) -> list[LoadReport]:

@@ -6,10 +6,10 @@ import msgspec
 from aiohttp import web
 
 from forebay_engine.server import answers, internal, metrics
-from forebay_engine.server.guard import ConnectionLimits, Guard
-from forebay_engine.server.http import GUARD, STATE, errors, json_response, stamp
+from forebay_engine.server.http import LIMITS, STATE, errors, json_response, stamp
 from forebay_engine.server.state import WorkerState
 from forebay_wire import paths
+from forebay_wire.connections import ConnectionLimits
 from forebay_wire.errors import ApiError
 
 
@@ -51,7 +51,7 @@ def build_app(state: WorkerState, limits: ConnectionLimits | None = None) -> web
     """The application, without a socket. Serve it with `Listener` (listen.py): that is where `limits` take hold."""
     app = web.Application(middlewares=[errors])
     app[STATE] = state
-    app[GUARD] = Guard(limits or ConnectionLimits())
+    app[LIMITS] = limits or ConnectionLimits()
     app[metrics.METRICS] = metrics.ServerMetrics(lambda: state.core.stats)
     app.on_response_prepare.append(stamp)
     app.router.add_post(paths.CHAT, answers.chat)

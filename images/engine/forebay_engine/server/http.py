@@ -13,10 +13,10 @@ import msgspec
 from aiohttp import hdrs, web
 
 from forebay_engine.core.handle import CoreDied
-from forebay_engine.server.guard import Guard
 from forebay_engine.server.schema import refusal
 from forebay_engine.server.state import WorkerState
 from forebay_wire import headers, paths
+from forebay_wire.connections import ConnectionLimits
 from forebay_wire.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_ROUTER_NAME = 128
 JSON = "application/json"
 STATE: web.AppKey[WorkerState] = web.AppKey("state", WorkerState)
-GUARD: web.AppKey[Guard] = web.AppKey("guard", Guard)
+LIMITS: web.AppKey[ConnectionLimits] = web.AppKey("limits", ConnectionLimits)
 ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,7 +49,7 @@ async def read_body(request: web.Request, limit: int = MAX_BODY_BYTES) -> bytes:
         raise ApiError(415, "content-encoding is not supported; send the body as it is")
     if request.content_length is not None and request.content_length > limit:
         raise too_large(request.content_length, limit)
-    seconds = request.app[GUARD].limits.body_seconds
+    seconds = request.app[LIMITS].body_seconds
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -95,7 +95,7 @@ async def write(request: web.Request, response: web.StreamResponse, data: bytes)
 
     Raises ConnectionError when the client is gone, or was cut off because it didn't read.
     """
-    seconds = request.app[GUARD].limits.write_seconds
+    seconds = request.app[LIMITS].write_seconds
     try:
         async with asyncio.timeout(seconds):
             await response.write(data)  # waits once 64 KiB were written and the transport holds as much
@@ -121,8 +121,6 @@ def _accept_id(request: web.Request) -> str:
 @web.middleware
 async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Outermost: every failure leaves as an OpenAI-shaped error with a request id."""
-    guard = request.app[GUARD]
-    guard.head_is_in(request)
     request[ID] = "-"
     try:
         request[ID] = _accept_id(request)
@@ -141,8 +139,6 @@ async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     except Exception:
         log.exception("request %s: unexpected failure on %s", request[ID], request.path)
         return error_response(ApiError(500, f"internal error; the log has it under request id {request[ID]}"))
-    finally:
-        guard.answered(request)
 
 
 async def stamp(request: web.Request, response: web.StreamResponse) -> None:

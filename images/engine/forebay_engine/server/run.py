@@ -10,12 +10,12 @@ import sys
 from forebay_engine.core.handle import CoreDied, CoreHandle
 from forebay_engine.errors import ModelError
 from forebay_engine.server.app import build_app
-from forebay_engine.server.guard import ConnectionLimits
 from forebay_engine.server.listen import Listener
 from forebay_engine.server.state import WorkerState
 from forebay_engine.settings import WorkerSettings
 from forebay_engine.text.simulated import SimulatedTokenizer
 from forebay_engine.text.tokenizer import FolderTokenizer, Tokenizer
+from forebay_wire.connections import ConnectionLimits
 from forebay_wire.secret import BadSecretFile, read_token
 
 log = logging.getLogger(__name__)
