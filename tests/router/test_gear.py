@@ -14,7 +14,7 @@ from forebay_router import choice, gear
 from forebay_router.choice import Candidate, Health, NoPair
 from forebay_router.gear import Policy, Refused, Split, Together, place
 
-ON = Policy(ttft_seconds=1.0, tpot_seconds=0.040, convertible=True, refusal_factor=1.0)
+ON = Policy(ttft_seconds=1.0, tpot_seconds=0.040, convertible="always", refusal_factor=1.0)
 SPLIT_ONLY = Policy(ttft_seconds=1.0, tpot_seconds=0.040, refusal_factor=1.0)
 
 
@@ -168,7 +168,7 @@ policies = st.builds(
     Policy,
     ttft_seconds=st.sampled_from([0.1, 1.0, math.inf]),
     tpot_seconds=st.sampled_from([0.01, 0.04, math.inf]),
-    convertible=st.booleans(),
+    convertible=st.sampled_from(gear.CONVERTIBLE),
     refusal_factor=st.sampled_from([0.0, 1.0, 2.0]),
 )
 
@@ -190,7 +190,7 @@ def test_properties(
         assert isinstance(choice.pick_pair(candidates, prompt, turn), NoPair)
         return
     if isinstance(placed, Together):
-        assert policy.convertible
+        assert policy.convertible == "always" or (policy.convertible == "overflow" and placed.kind == "overflow")
         assert placed.worker.role == "decode"
         assert placed.worker.health <= Health.SUSPECT
         assert placed.worker.step_seconds < gear.STEP_SHARE * policy.tpot_seconds

@@ -55,7 +55,6 @@ class Router:
         self._keys = trust.ApiKeys(settings.api_keys)
         self._registry = metrics.exporter(self.metrics)
         self._draining = False
-        self._ids: set[str] = set()
         self._bodies = BodyRoom(settings.max_bodies)
         self._discovering: asyncio.Task[None] | None = None
         self._routes: dict[tuple[str, str], Handler] = {
@@ -103,17 +102,8 @@ class Router:
 
     async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
         request_id = trust.request_id(request.headers.get(headers.REQUEST_ID))
-        if request_id in self._ids or self._ctx.cleaning(request_id):
-            # Leases and slots go by request id: two requests at once must not share one, nor a request that is tried
-            # again be hit by what ends its last try.
-            request_id = trust.request_id(None)
-        # Taken before the body is read: another request of that id may come meanwhile.
-        self._ids.add(request_id)
-        try:
-            with self._bodies.hold() as take:
-                return await self._answer(request, request_id, take)
-        finally:
-            self._ids.discard(request_id)
+        with self._bodies.hold() as take:
+            return await self._answer(request, request_id, take)
 
     async def _answer(self, request: web.BaseRequest, request_id: str, take: Take) -> web.StreamResponse:
         try:

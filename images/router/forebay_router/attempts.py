@@ -27,12 +27,12 @@ def may_retry(status: int) -> bool:
 
 class Attempts:
     def __init__(
-        self, ctx: Context, course: Course, account: Account, request_id: str, sent_headers: Mapping[str, str]
+        self, ctx: Context, course: Course, account: Account, leg_id: str, sent_headers: Mapping[str, str]
     ) -> None:
         self._ctx = ctx
         self._course = course
         self._account = account
-        self._id = request_id
+        self._id = leg_id
         self._headers = sent_headers
         self.last_reply: Reply | None = None
         """What the client gets when no worker is left."""
@@ -51,7 +51,7 @@ class Attempts:
         if leg == "prefill" and self.lease_at is worker:
             self.lease_at = None
             if reason != "refused":
-                self._ctx.background(self._id, self._ctx.cancel_lease(worker, self._id, self._headers))
+                self._ctx.background(self._ctx.cancel_lease(worker, self._id, self._headers))
 
     def declined(self, worker: Worker, leg: str, reply: Reply) -> None:
         """A worker that was asked a favour is busy: that says nothing of what else it may be asked."""
@@ -79,12 +79,12 @@ class Attempts:
         if lease_at is before:
             await cancelling
         else:
-            self._ctx.background(self._id, cancelling)
+            self._ctx.background(cancelling)
 
     def settle(self) -> None:
         """The request is over."""
         if self.lease_at is not None:
-            self._ctx.background(self._id, self._ctx.cancel_lease(self.lease_at, self._id, self._headers))
+            self._ctx.background(self._ctx.cancel_lease(self.lease_at, self._id, self._headers))
 
 
 def retry_after(reply: Reply) -> float:

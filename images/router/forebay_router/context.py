@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
+import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -28,14 +28,21 @@ CONTROL_SECONDS = 2.0
 """For a release or cancellation; when it fails, the worker's own time limits free what was held."""
 
 SMALL_REPLY = 64 * 1024
+MAX_SHARED_ID = 96
+"""Characters of the client's id that workers see: the whole is at most 128."""
+
 _BYTES_PER_TOKEN = 4.0
 
 
 class TokenEstimate:
-    """Prompt tokens from prompt bytes: the ratio seen lately (exponential mean), 4 bytes a token to begin with."""
+    """Prompt tokens from prompt bytes: the ratio seen lately (exponential mean), 4 bytes a token to begin with.
+
+    The first answers count more: a queue of prompts misjudged by half would be a wrong prediction of every wait.
+    """
 
     def __init__(self) -> None:
         self._bytes_per_token = _BYTES_PER_TOKEN
+        self._learnt = 0
 
     def tokens(self, call: ClientCall) -> int:
         size, is_tokens = call.prompt_size()
@@ -45,7 +52,8 @@ class TokenEstimate:
         size, is_tokens = call.prompt_size()
         if not is_tokens and tokens > 0:
             observed = min(16.0, max(0.25, size / tokens))
-            self._bytes_per_token += 0.1 * (observed - self._bytes_per_token)
+            self._learnt += 1
+            self._bytes_per_token += max(0.1, 1 / self._learnt) * (observed - self._bytes_per_token)
 
 
 class Mean:
@@ -86,7 +94,9 @@ class Context:
         self.answer_tokens = Mean()
         self._turn = 0
         self._background: set[asyncio.Task[Any]] = set()
-        self._cleaning: Counter[str] = Counter()
+        self._legs = 0
+        # Not of `rng`: two routers may be seeded alike.
+        self._salt = secrets.token_hex(5)
 
     def turn(self) -> int:
         """Counts up with each request, so that equally good workers take turns."""
@@ -107,23 +117,18 @@ class Context:
         elif error.reason == "reset":
             error.worker.on_failure(refused=False)
 
-    def background(self, request_id: str, work: Coroutine[Any, Any, None]) -> None:
+    def leg_id(self, request_id: str) -> str:
+        """What workers know a request by: the client's id and a part that no other request has, at any router. Leases
+        and slots go by it, so what ends one try of a request must not hit another try of the same id.
+        """
+        self._legs += 1
+        return f"{request_id[:MAX_SHARED_ID]}.{self._salt}-{self._legs}"
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run clean-up that must not be cut short by the request it belongs to (its client may be gone)."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
-        self._cleaning[request_id] += 1
-
-        def done(_: asyncio.Task[None]) -> None:
-            self._background.discard(task)
-            self._cleaning[request_id] -= 1
-            if not self._cleaning[request_id]:
-                del self._cleaning[request_id]
-
-        task.add_done_callback(done)
-
-    def cleaning(self, request_id: str) -> bool:
-        """Whether workers are still being told to forget a request: what comes under its id now would be hit."""
-        return request_id in self._cleaning
+        task.add_done_callback(self._background.discard)
 
     async def settle(self) -> None:
         """Wait for the clean-up under way; each piece has its own time limit."""

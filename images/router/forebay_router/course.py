@@ -3,7 +3,7 @@
 - *decode*: the client's body with the prefill worker's params, as long as no token of a decode worker is out (R3);
 - *continue*: /internal/continue with the token ids delivered so far (R4);
 - *plain*: both phases on one worker, when nothing else is left (R5), when the request cannot be split, or when the ids
-  of what is out, or its prompt's length, are not known; what the client has already is left out of it.
+  of what is out are not known; what the client has already is left out of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from forebay_router import choice
 from forebay_router.choice import Candidate, Health, Key
 from forebay_router.context import Context
-from forebay_router.legs import ClientCall, HandOff
+from forebay_router.legs import ClientCall, HandOff, Params
 from forebay_router.relay import Delivered
 from forebay_router.workers import Worker
 from forebay_wire import paths
@@ -121,10 +121,11 @@ class Course:
         if self.handoff is not None and self._can_pull() and report and report.compat_hash == self.compat_hash:
             body = call.decode(self.handoff.raw)
             return Leg("decode", call.path, body, settings.handoff_timeout, Counter({0: self.late_events}))
-        params = self.handoff.params if self.handoff else None
-        if delivered.ids and params is not None and params.prompt_tokens is not None:
+        params = self.handoff.params if self.handoff else Params()
+        created = params.created or delivered.created
+        if delivered.ids and call.split and created is not None:
             body = call.resume(
-                created=params.created or delivered.created or 0,
+                created=created,
                 prompt_tokens=params.prompt_tokens,
                 cached_tokens=params.cached_tokens or 0,
                 output_ids=delivered.ids,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from forebay_router import choice
 from forebay_router.choice import Candidate, Key, NoPair, Pair
@@ -31,6 +32,9 @@ this is what its mean gap can afford."""
 MIXED_SHARE = 0.9
 """Of the TPOT objective: what a step that also computes prompt tokens may take. The rest is for the hand-off's gap."""
 
+Convertible = Literal["never", "overflow", "always"]
+CONVERTIBLE: tuple[Convertible, ...] = ("never", "overflow", "always")
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -38,8 +42,8 @@ class Policy:
 
     ttft_seconds: float = math.inf
     tpot_seconds: float = math.inf
-    convertible: bool = False
-    """Decode workers may compute prompts."""
+    convertible: Convertible = "never"
+    """When decode workers may compute prompts: for *overflow* only, or `always`: *short* prompts too."""
 
     refusal_factor: float = 0.0
     """Refuse when the predicted TTFT is over so many times the objective. 0: never."""
@@ -107,12 +111,13 @@ def place(
         return Split(pair, None)
     computed = choice.prefill_seconds(pair.prefill, prompt_tokens, velocity)
     decodes = [c for c in candidates if c.role == "decode" and c.key not in excluded and c.health == pair.decode.health]
-    if policy.convertible:
-        together = short(decodes, prompt_tokens, policy, velocity, computed + handoff_seconds, turn) or overflow(
-            decodes, prompt_tokens, policy, velocity, computed, turn
-        )
-        if together is not None:
-            return together
+    together: Together | None = None
+    if policy.convertible == "always":
+        together = short(decodes, prompt_tokens, policy, velocity, computed + handoff_seconds, turn)
+    if policy.convertible != "never":
+        together = together or overflow(decodes, prompt_tokens, policy, velocity, computed, turn)
+    if together is not None:
+        return together
     seconds = max(computed, slot_seconds(decodes, tokens, answer_tokens))
     idle = not pair.prefill.queued_tokens and seconds == computed
     if seconds > policy.latest_seconds and not idle:

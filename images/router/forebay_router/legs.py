@@ -95,7 +95,7 @@ class ClientCall:
     def decode(self, params: Raw) -> bytes:
         return _encode({**self.fields, "kv_transfer_params": params})
 
-    def resume(self, *, created: int, prompt_tokens: int, cached_tokens: int, output_ids: list[int]) -> bytes:
+    def resume(self, *, created: int, prompt_tokens: int | None, cached_tokens: int, output_ids: list[int]) -> bytes:
         """Body of /internal/continue."""
         return _encode(
             ContinueRequest(

@@ -20,6 +20,7 @@ import uvloop
 from forebay_router import trust
 from forebay_router.app import Router
 from forebay_router.discovery import Discovery, WorkersFileDiscovery
+from forebay_router.gear import CONVERTIBLE
 from forebay_router.pods import CREDENTIALS, ApiFailed, ApiServer, PodDiscovery
 from forebay_router.server import Listener
 from forebay_router.settings import RouterSettings
@@ -72,7 +73,10 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     parser.add_argument("--ttft-ms", type=_positive, default=1000.0, help="objective: time to first token")
     parser.add_argument("--tpot-ms", type=_positive, default=40.0, help="objective: time per output token")
     parser.add_argument(
-        "--convertible", choices=("on", "off"), default="off", help="decode workers with head-room may compute prompts"
+        "--convertible",
+        choices=CONVERTIBLE,
+        default="never",
+        help="when decode workers with head-room compute prompts: if the prefill queue is long, or also short prompts",
     )
     parser.add_argument(
         "--refusal-factor",
@@ -102,7 +106,7 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
         api_keys=trust.load_api_keys(args.api_keys_file) if args.api_keys_file else (),
         ttft_objective=args.ttft_ms / 1000,
         tpot_objective=args.tpot_ms / 1000,
-        convertible=args.convertible == "on",
+        convertible=args.convertible,
         refusal_factor=args.refusal_factor or 0.0,
         prefix_routing=args.prefix_routing,
         request_timeout=args.request_timeout_seconds,

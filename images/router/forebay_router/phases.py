@@ -43,7 +43,7 @@ class Parts:
         spent on the request."""
         policy = self.ctx.policy
         limits: dict[str, str] = {}
-        if policy.convertible and math.isfinite(policy.step_seconds):
+        if policy.convertible != "never" and math.isfinite(policy.step_seconds):
             limits[headers.STEP_SECONDS] = f"{policy.step_seconds:.4f}"
         if first and not self.attempts.spent and math.isfinite(policy.latest_seconds):
             limits[headers.WAIT_SECONDS] = f"{max(0.001, policy.latest_seconds - self.account.elapsed):.4f}"

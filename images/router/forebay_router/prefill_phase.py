@@ -73,7 +73,7 @@ class PrefillPhase:
     def _place(self) -> gear.Split | gear.Together | gear.Refused | NoPair:
         parts, policy = self._parts, self._parts.ctx.policy
         if not self._may_convert:
-            policy = replace(policy, convertible=False)
+            policy = replace(policy, convertible="never")
         if parts.attempts.spent:
             # Time and perhaps a prefill were spent on it already: only a request's first try is refused.
             policy = replace(policy, refusal_factor=0.0)

@@ -45,7 +45,8 @@ class Exchange:
         self._client = client
         self._call = call
         self._id = request_id
-        sent = {headers.REQUEST_ID: request_id}
+        leg_id = ctx.leg_id(request_id)
+        sent = {headers.REQUEST_ID: leg_id}
         if traceparent is not None:
             sent[headers.TRACEPARENT] = traceparent
         prompt_tokens = ctx.estimate.tokens(call)
@@ -53,9 +54,9 @@ class Exchange:
         turn = ctx.turn()
         course = Course(ctx, call, tokens, turn)
         account = Account(ctx.metrics, ctx.clock, call, request_id, received)
-        attempts = Attempts(ctx, course, account, request_id, sent)
+        attempts = Attempts(ctx, course, account, leg_id, sent)
         answer = Answer(ctx, client, course, account, attempts, request_id, prompt_tokens)
-        reservation = Reservation(ctx, call, request_id, sent, prompt_tokens, turn)
+        reservation = Reservation(ctx, call, leg_id, sent, prompt_tokens, turn)
         self._parts = Parts(
             ctx, call, sent, prompt_tokens, tokens, turn, course, account, attempts, answer, reservation
         )

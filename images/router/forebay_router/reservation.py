@@ -24,14 +24,14 @@ class Reservation:
         self,
         ctx: Context,
         call: ClientCall,
-        request_id: str,
+        leg_id: str,
         headers: Mapping[str, str],
         prompt_tokens: int,
         turn: int,
     ) -> None:
         self._ctx = ctx
         self._call = call
-        self._request_id = request_id
+        self._leg_id = leg_id
         self._headers = headers
         self._prompt_tokens = prompt_tokens
         self._turn = turn
@@ -86,7 +86,7 @@ class Reservation:
         """Stop asking and give back what is held; done when this returns."""
         await self._stop()
         for worker in self._take():
-            await self._ctx.release(worker, self._request_id, self._headers)
+            await self._ctx.release(worker, self._leg_id, self._headers)
 
     def abandon(self, *, answered: bool) -> None:
         """The same in the background. Not `answered`: the decode leg may have been cut before the worker had it, so the
@@ -113,7 +113,7 @@ class Reservation:
         return held
 
     def _give_back(self, worker: Worker) -> None:
-        self._ctx.background(self._request_id, self._ctx.release(worker, self._request_id, self._headers))
+        self._ctx.background(self._ctx.release(worker, self._leg_id, self._headers))
 
     async def _acquire(self, prefill: Worker) -> None:
         """Ask decode workers that can read the prefill worker's KV, best first, once each."""
@@ -136,7 +136,7 @@ class Reservation:
         ttl = ctx.settings.reserve_ttl
         body = msgspec.json.encode(
             ReserveRequest(
-                request_id=self._request_id,
+                request_id=self._leg_id,
                 prefill_host=prefill.host,
                 prefill_port=prefill.port,
                 prompt_tokens=self._prompt_tokens,

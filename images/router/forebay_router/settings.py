@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay_router.gear import Convertible
+
 MIB = 1024 * 1024
 
 
@@ -42,8 +44,8 @@ class RouterSettings:
     ttft_objective: float = 1.0
     tpot_objective: float = 0.04
 
-    convertible: bool = False
-    """Decode workers with TPOT head-room may compute prompts (gear.py)."""
+    convertible: Convertible = "never"
+    """When decode workers with TPOT head-room compute prompts: gear.CONVERTIBLE."""
 
     refusal_factor: float = 0.0
     """R6: refuse what is predicted to take over so many times the TTFT objective. 0: never."""

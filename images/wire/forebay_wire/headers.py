@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 REQUEST_ID = "x-request-id"
-"""Kept from client to worker and back; the router makes one when the client sent none."""
+"""Kept from client to answer; the router makes one when the client sent none. Workers get it with a suffix that no
+other request has, at any router: leases and slots go by it."""
 
 PREFILL = "x-forebay-prefill"
 """Response: name of the worker that ran the prefill leg."""

@@ -115,10 +115,13 @@ class ContinueRequest(Message):
     """The client's body, with the seed the router fixed."""
 
     created: int
-    prompt_tokens: int
-    cached_tokens: int
     output_ids: list[int]
     """Every token id of the answer that the client's chunks already cover."""
+
+    prompt_tokens: int | None = None
+    """As the prefill worker counted them: another count here means another model. None: no prefill leg told."""
+
+    cached_tokens: int = 0
 
 
 class DrainRequest(Message):

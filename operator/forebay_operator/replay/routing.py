@@ -57,7 +57,7 @@ class Routing:
         self, ahead: list[Candidate], decodes: Sequence[Worker], prompt: int, velocity: float, turn: int
     ) -> tuple[int, bool]:
         behind = [self._decoder(worker, velocity) for worker in decodes]
-        policy = gear.Policy(self.ttft_seconds, self.tpot_seconds, convertible=True)
+        policy = gear.Policy(self.ttft_seconds, self.tpot_seconds, convertible="always")
         handoff = self.model.handoff_seconds(prompt)
         placed = gear.place([*ahead, *behind], prompt, prompt, policy, handoff_seconds=handoff, turn=turn)
         if isinstance(placed, gear.Together):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 MIN_CHUNK = 16
@@ -83,12 +84,15 @@ class Pace:
         has fitted before, since neither is known at the start. Trimmed by what came out too long.
         """
         self._limit = limit
-        chunk = 2 * self._fits
+        return max(MIN_CHUNK, int(self._trim * min(2 * self._fits, self._estimated_chunk(limit))))
+
+    def _estimated_chunk(self, limit: float) -> float:
+        chunk = math.inf
         if self._mixed.seconds > 0:
-            chunk = min(chunk, int((limit - self.decode_seconds) / self._mixed.seconds_per_unit))
+            chunk = (limit - self.decode_seconds) / self._mixed.seconds_per_unit
         if self._prompt.seconds > 0:
-            chunk = min(chunk, int(limit / self._prompt.seconds_per_unit))
-        return max(MIN_CHUNK, int(self._trim * chunk))
+            chunk = min(chunk, limit / self._prompt.seconds_per_unit)
+        return chunk
 
     def mixed_velocity(self, decoding: bool) -> float:
         """Prompt tokens a second that fit beside the decodes of now; 0: unknown, or no limit was ever asked for."""
@@ -96,7 +100,8 @@ class Pace:
             return 1.0 / self._prompt.seconds_per_unit if self._prompt.seconds > 0 else 0.0
         if self._limit <= 0 or not self._mixed.known:
             return 0.0
-        return self.mixed_chunk(self._limit) / max(self._limit, self.decode_seconds)
+        chunk = self._estimated_chunk(self._limit)
+        return max(MIN_CHUNK, self._trim * chunk) / max(self._limit, self.decode_seconds) if chunk < math.inf else 0.0
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """Expected time to compute `tokens` prompt tokens, as steps are now; None: unknown."""

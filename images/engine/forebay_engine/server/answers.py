@@ -184,7 +184,7 @@ async def _continue(request: web.Request, info: CoreInfo) -> web.StreamResponse:
             f"output_ids: {len(message.output_ids)} ids, the request allows {made.params.max_tokens}",
             param="output_ids",
         )
-    if message.prompt_tokens != made.prompt_tokens:
+    if message.prompt_tokens not in (None, made.prompt_tokens):
         raise ApiError(
             400,
             f"prompt_tokens: {message.prompt_tokens} there, {made.prompt_tokens} here; the workers' models differ",
