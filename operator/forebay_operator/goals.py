@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from forebay_operator.act.plan import PoolGoal, Rules
+from forebay_operator.act.growth import PoolGoal, Rules
 from forebay_operator.act.roles import Targets
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.ratio import Ratio, parse_ratio
@@ -64,4 +64,12 @@ def role_targets(spec: DisaggregatedModelSpec, status: Mapping[str, Any], counts
 
 def rules(spec: DisaggregatedModelSpec) -> Rules:
     wait = spec.drain.timeout_seconds if spec.drain.policy == "Finish" else 0
-    return Rules(timedelta(seconds=wait), spec.rollout.max_unavailable, spec.rollout.max_surge)
+    gpus = {pool: spec.gpus_per_worker(pool) for pool in POOLS}
+    return Rules(
+        timedelta(seconds=wait),
+        spec.rollout.max_unavailable,
+        spec.rollout.max_surge,
+        gpus={pool: each.count for pool, each in gpus.items()},
+        max_gpus=spec.scaling.max_gpus,
+        one_resource=gpus["prefill"].resource == gpus["decode"].resource and all(g.count for g in gpus.values()),
+    )

@@ -11,14 +11,16 @@ from datetime import datetime
 from typing import Any
 
 from forebay_operator.act.apply import Owner
+from forebay_operator.act.growth import PoolGoal, Rules
 from forebay_operator.act.operation import Operation
-from forebay_operator.act.plan import Plan, PoolGoal, Rules, plan
+from forebay_operator.act.pending import UNDONE, Placed, undo_pending
+from forebay_operator.act.plan import Plan, plan
 from forebay_operator.act.roles import Targets
 from forebay_operator.api.labels import POOL, POOLS, Pool
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.build.children import children
 from forebay_operator.build.surroundings import Surroundings
-from forebay_operator.goals import pool_counts, pool_goals, role_targets, rules
+from forebay_operator.goals import HOMES, pool_counts, pool_goals, role_targets, rules
 from forebay_operator.kube import Object
 from forebay_operator.observe.gather import Gathered
 
@@ -32,6 +34,9 @@ class Turn:
     model: DisaggregatedModel
     gathered: Gathered
     counts: Mapping[Pool, int]
+    """Workers of each home pool, as they are to be remembered."""
+
+    placed: Placed
     targets: Targets
     built: Sequence[Object]
     """Children, without the counts of the workers' Deployments."""
@@ -42,6 +47,8 @@ class Turn:
     """From status: what was under way."""
 
     plan: Plan
+    yielded: frozenset[str] = frozenset()
+    """Deployments whose count is left to somebody else."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -51,13 +58,21 @@ class Turn:
     def status(self) -> Mapping[str, Any]:
         return self.raw.get("status") or {}
 
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Why there are fewer workers than there are to be."""
+        return (*self.plan.limits, *(undone.describe(pool) for pool, undone in self.placed.undone.items()))
+
     def children(self, replicas: Mapping[str, int] | None = None) -> list[Object]:
         """As they are to be applied: with the counts that the plan says, or with `replicas`."""
         counts = self.plan.replicas if replicas is None else replicas
         wanted: list[Object] = []
         for child in self.built:
             count = counts.get(child["metadata"]["name"]) if child["kind"] == "Deployment" else None
-            if count is not None:
+            if child["metadata"]["name"] in self.yielded:
+                spec = {key: value for key, value in child["spec"].items() if key != "replicas"}
+                child = {**child, "spec": spec}
+            elif count is not None:
                 child = {**child, "spec": {"replicas": count, **child["spec"]}}
             wanted.append(child)
         return wanted
@@ -70,12 +85,24 @@ def take_turn(
     gathered: Gathered,
     now: datetime,
     surroundings: Surroundings,
+    yielded: frozenset[str] = frozenset(),
 ) -> Turn:
     status = raw.get("status") or {}
     built = children(model, uid=owner.uid, replicas=dict.fromkeys(POOLS), surroundings=surroundings)
-    counts = pool_counts(model, status, gathered.observation)
+    bounds = {pool: model.spec.bounds(pool) for pool in POOLS}
+    remembered = (status.get("memory") or {}).get(UNDONE) or {}
+    asked = pool_counts(model, status, gathered.observation)
+    placed = undo_pending(asked, bounds, gathered.observation, remembered, now)
+    counts = placed.counts
     names: dict[Pool, str] = {pool: _worker_deployment(built, pool)["metadata"]["name"] for pool in POOLS}
-    goals = pool_goals(counts, names)
+    live: dict[Pool, int] = {
+        pool: sum(d.replicas for d in gathered.observation.deployments if d.pool == pool) for pool in POOLS
+    }
+    given = {pool: live[pool] if names[pool] in yielded else counts[pool] for pool in POOLS}
+    goals = pool_goals(given, names)
+    # Role targets are a split of certain pools: with other sizes they begin anew from those.
+    homes = (status.get("memory") or {}).get(HOMES) or {}
+    resized = bool(homes) and any(homes.get(pool) != counts[pool] for pool in POOLS)
     recorded = Operation.from_status(status.get("operation"))
     allowed = rules(model.spec)
     return Turn(
@@ -84,12 +111,14 @@ def take_turn(
         model=model,
         gathered=gathered,
         counts=counts,
-        targets=role_targets(model.spec, status, counts),
+        placed=placed,
+        targets=role_targets(model.spec, {} if resized else status, given),
         built=built,
         goals=goals,
         rules=allowed,
         recorded=recorded,
         plan=plan(gathered.observation, goals, recorded, gathered.loads.fenced, allowed, now),
+        yielded=yielded,
     )
 
 

@@ -13,6 +13,18 @@ from forebay_wire.load import LoadReport
 from forebay_wire.messages import DrainResponse
 from support.fake_kube import FakeApi, Object, clone
 
+_RUNNING: Object = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+_UNSCHEDULABLE: Object = {
+    "phase": "Pending",
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+        }
+    ],
+}
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -30,6 +42,9 @@ class FakeCluster:
     kubelet: bool = False
     """Somebody else runs the pods: they come without a status, and are only marked when they are to go."""
 
+    places: int | None = None
+    """Workers that nodes have room for; None: any number."""
+
     deaf: bool = False
     """Workers and routers do not answer."""
 
@@ -44,6 +59,7 @@ class FakeCluster:
 
     def control(self) -> None:
         """Bring ReplicaSets and pods to what the Deployments say."""
+        self._schedule()
         for deployment in self.api.all("deployments"):
             replica_set = self._replica_set(deployment)
             want = deployment["spec"]["replicas"]
@@ -63,6 +79,18 @@ class FakeCluster:
                 "readyReplicas": ready,
             }
             self.api.put(live)
+
+    def _schedule(self) -> None:
+        """Pods that found no node get one as soon as there is room."""
+        for pod in self.workers():
+            if "nodeName" not in pod["spec"] and self._room():
+                placed = clone(pod)
+                placed["spec"]["nodeName"] = "node1"
+                placed["status"] = {**_RUNNING, "podIP": "10.99.0.1"}
+                self.api.put(placed)
+
+    def _room(self) -> bool:
+        return self.places is None or sum("nodeName" in pod["spec"] for pod in self.workers()) < self.places
 
     def _staying(self, replica_set: Object) -> list[Object]:
         return [p for p in self.pods(replica_set["metadata"]["uid"]) if not p["metadata"].get("deletionTimestamp")]
@@ -133,6 +161,11 @@ class FakeCluster:
 
     def _pod(self, deployment: Object, replica_set: Object) -> None:
         number = next(self._count)
+        node = f"node{number % 2 + 1}"
+        placed = labels.POOL not in deployment["spec"]["template"]["metadata"]["labels"] or self._room()
+        address = f"10.88.{number // 250}.{number % 250 + 1}"
+        conditions = [{"type": "Ready", "status": "False" if self.unready else "True"}]
+        status = {**_RUNNING, "podIP": address, "conditions": conditions}
         self.api.put({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -142,12 +175,8 @@ class FakeCluster:
                 "labels": dict(deployment["spec"]["template"]["metadata"]["labels"]),
                 "ownerReferences": [_controller(replica_set)],
             },
-            "spec": {**deployment["spec"]["template"]["spec"], "nodeName": f"node{number % 2 + 1}"},
-            "status": {} if self.kubelet else {
-                "phase": "Running",
-                "podIP": f"10.88.{number // 250}.{number % 250 + 1}",
-                "conditions": [{"type": "Ready", "status": "False" if self.unready else "True"}],
-            },
+            "spec": {**deployment["spec"]["template"]["spec"], **({"nodeName": node} if placed else {})},
+            "status": {} if self.kubelet else status if placed else _UNSCHEDULABLE,
         })  # fmt: skip
 
     # Workers (observe/load.py)
@@ -169,7 +198,7 @@ class FakeCluster:
             return None
         assert len(token) >= 32
         for pod in self.workers():
-            if pod["status"]["podIP"] == address:
+            if pod["status"].get("podIP") == address:
                 if move:
                     name = pod["metadata"]["name"]
                     self.moved[name] = self.moved.get(name, 0) + self.running.pop(name, 0)
@@ -193,6 +222,13 @@ def simulated_model(prefill: int = 1, decode: int = 2, name: str = "assistant", 
             **spec,
         },
     }
+
+
+def native_model(prefill: int = 1, decode: int = 2, **spec: Any) -> Object:
+    """One GPU a worker, of one kind for both pools."""
+    engine = {"type": "Native", "kvCache": {"memory": "1Gi"}}
+    source = {"servedName": "assistant", "source": "pvc://models/assistant"}
+    return simulated_model(prefill, decode, engine=engine, model=source, **spec)
 
 
 def _controller(obj: Object) -> dict[str, Any]:

@@ -73,6 +73,9 @@ class Applied:
     taken_from: tuple[str, ...] = ()
     """`manager: field` for each field of ours that somebody else had changed."""
 
+    version: str = ""
+    """resourceVersion that was found."""
+
 
 class ForeignObject(Exception):
     """An object of a child's name belongs to somebody else."""
@@ -149,6 +152,8 @@ class Applier:
     def __init__(self, kube: Kube, cache: ApplyCache) -> None:
         self._kube = kube
         self.cache = cache
+        self._applied: dict[Key, str] = {}
+        """Digest of what was applied last. The cache forgets it when somebody changes the object; this does not."""
 
     async def apply(self, desired: Object, owner: Owner, *, locked: str | None = None) -> Applied:
         """Make the API hold `desired`, an object without nulls. Raises ForeignObject and ApiError.
@@ -171,6 +176,7 @@ class Applier:
         )
         if applied.live is not None:
             self.cache.store(key, hashed, applied.live)
+            self._applied[key] = hashed
         return applied
 
     async def _create(self, resource: Resource, intent: Object, owner: Owner) -> Applied:
@@ -193,7 +199,13 @@ class Applier:
             metadata["resourceVersion"] = locked
         after = await self._kube.apply(resource, {**intent, "metadata": metadata}, force=True)
         same = after["metadata"].get("resourceVersion") == live["metadata"].get("resourceVersion")
-        return Applied(Result.UNCHANGED if same else Result.CHANGED, after, taken)
+        found = str(live["metadata"].get("resourceVersion"))
+        return Applied(Result.UNCHANGED if same else Result.CHANGED, after, taken, found)
+
+    def applied_before(self, desired: Object, owner: Owner) -> bool:
+        """Whether exactly this was applied last, whatever has become of it since."""
+        intent = owned(desired, owner)
+        return self._applied.get(key_of(intent)) == digest(intent)
 
     async def dry_run(self, desired: Object, owner: Owner) -> Object:
         """What an apply would make of `desired`. Raises Invalid or Forbidden when the API server or an admission
@@ -205,6 +217,7 @@ class Applier:
         if not owner.owns(obj) or obj["metadata"].get("deletionTimestamp"):
             return False
         self.cache.drop(key_of(obj))
+        self._applied.pop(key_of(obj), None)
         try:
             await self._kube.delete(
                 resource_of(obj), owner.namespace, obj["metadata"]["name"], uid=obj["metadata"]["uid"]

@@ -17,6 +17,9 @@ from forebay_operator.api.labels import POOLS, Pool
 
 class Cause(StrEnum):
     SCALE_IN = "ScaleIn"
+    MOVE = "MoveWorker"
+    """The other pool gets its place."""
+
     ROLLOUT = "Rollout"
     """The worker is of an older revision."""
 
@@ -35,6 +38,11 @@ class Operation:
     deadline: datetime
     """Then what still runs on it continues on another worker."""
 
+    grows: str = ""
+    """The other pool's Deployment that grows once the worker's GPUs are free; empty: none."""
+
+    grows_to: int = 0
+
     def until(self, now: datetime) -> Operation:
         """The same with a start that is not in the future: the wall clock may have been set back meanwhile."""
         if now >= self.started:
@@ -43,7 +51,9 @@ class Operation:
 
     def to_status(self) -> dict[str, Any]:
         times = {"started": _text(self.started), "deadline": _text(self.deadline)}
-        return {"kind": "RemoveWorker", **asdict(self), "cause": self.cause.value, **times}
+        fields = {**asdict(self), "cause": self.cause.value, **times}
+        growing = {"growsTo": fields.pop("grows_to"), "grows": fields.pop("grows")}
+        return {"kind": "RemoveWorker", **fields, **(growing if self.grows else {})}
 
     @staticmethod
     def from_status(value: Mapping[str, Any] | None) -> Operation | None:
@@ -61,6 +71,8 @@ class Operation:
                 uid=str(value["uid"]),
                 started=datetime.fromisoformat(value["started"]),
                 deadline=datetime.fromisoformat(value["deadline"]),
+                grows=str(value.get("grows", "")),
+                grows_to=int(value.get("growsTo", 0)),
             )
         except (KeyError, TypeError, ValueError, StopIteration):
             return None

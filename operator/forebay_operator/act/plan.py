@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from forebay_operator.act.growth import PoolGoal, Rules, grow, held_gpus, other, pods_of
 from forebay_operator.act.operation import Cause, Operation
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.observe.types import DeploymentView, Observation, PodView
@@ -24,24 +25,6 @@ FRESH_SECONDS: Final = 2.0
 
 SILENCE_SECONDS: Final = 15.0
 """After its deadline a worker that will not turn NotReady gets so long; then its deletion cost must do."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolGoal:
-    replicas: int
-    deployment: str
-    """Of the current revision."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """From the spec."""
-
-    drain: timedelta
-    """Zero: nobody waits for running requests, they continue elsewhere."""
-
-    max_unavailable: int = 1
-    max_surge: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +56,9 @@ class Plan:
     waiting: str = ""
     """What is being waited for, for people."""
 
+    limits: tuple[str, ...] = ()
+    """Why pools have fewer workers than they should."""
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -82,6 +68,7 @@ class _Draft:
     silence: str | None = None
     waiting: str = ""
     busy: bool = False
+    limits: list[str] = field(default_factory=list)
     remove: list[str] = field(default_factory=list)
 
 
@@ -97,21 +84,16 @@ def plan(
     held = {d.name: d.replicas for d in observation.deployments if d.pool is not None}
     draft = _Draft(dict(held))
     if operation is not None:
-        operation = _advance(operation.until(now), observation, goals, fenced, draft, now)
+        operation = _advance(operation.until(now), observation, goals, rules, fenced, draft, now)
     for pool in POOLS:
-        _grow(observation, pool, goals[pool], rules, draft)
+        _grow(observation, pool, goals, rules, operation, draft)
     if operation is None:
         # One worker leaves at a time, of both pools together: a shrinking pool can lean on the other.
         for pool in POOLS:
             operation = operation or _begin(observation, pool, goals, rules, draft, now)
     current = {goal.deployment for goal in goals.values()}
     for view in observation.deployments:
-        if (
-            view.pool is not None
-            and view.name not in current
-            and view.replicas == 0
-            and not _pods_of(observation, view)
-        ):
+        if view.pool is not None and view.name not in current and view.replicas == 0 and not pods_of(observation, view):
             draft.remove.append(view.name)
             del draft.replicas[view.name]
     leaving = operation.uid if operation is not None else None
@@ -126,6 +108,7 @@ def plan(
         remove=tuple(draft.remove),
         again=STEP_SECONDS if operation is not None or draft.busy else None,
         waiting=draft.waiting,
+        limits=tuple(draft.limits),
     )
 
 
@@ -133,6 +116,7 @@ def _advance(
     operation: Operation,
     observation: Observation,
     goals: Mapping[Pool, PoolGoal],
+    rules: Rules,
     fenced: frozenset[str],
     draft: _Draft,
     now: datetime,
@@ -144,6 +128,11 @@ def _advance(
     pod = next((p for p in observation.pods if p.uid == operation.uid), None)
     gone = pod is None or pod.terminating
     if deployment.replicas <= operation.replicas:
+        if operation.grows:
+            # A pod that is leaving still holds its GPUs.
+            free = not any(p.terminating for p in pods_of(observation, deployment))
+            free = free and (pod is None or _survived(observation, deployment))
+            return _hand_over(operation, observation, goals, rules, draft, free=free)
         if gone or _survived(observation, deployment):
             return None
         draft.waiting = f"for {operation.pod} to be taken"
@@ -168,6 +157,35 @@ def _advance(
     return operation
 
 
+def _hand_over(
+    operation: Operation,
+    observation: Observation,
+    goals: Mapping[Pool, PoolGoal],
+    rules: Rules,
+    draft: _Draft,
+    *,
+    free: bool,
+) -> Operation | None:
+    """The last step of a move: the other pool gets the place that was left."""
+    gains = other(operation.pool)
+    goal = goals[gains]
+    current = next((d.replicas for d in observation.deployments if d.name == operation.grows), None)
+    if goal.deployment != operation.grows or goal.replicas < operation.grows_to or current is None:
+        # The spec has changed meanwhile: what it wants now begins anew.
+        return None
+    if current >= operation.grows_to:
+        return None
+    if not free:
+        draft.waiting = f"for the GPUs of {operation.pod} to be free"
+        return operation
+    needed = held_gpus(observation, goals, rules, draft.replicas) + rules.gpus.get(gains, 0)
+    if rules.max_gpus is not None and needed > rules.max_gpus:
+        # A worker there takes more GPUs than this one did: it waits for the next that leaves.
+        return None
+    draft.replicas[operation.grows] = operation.grows_to
+    return operation
+
+
 def _shrink(operation: Operation, draft: _Draft) -> None:
     draft.replicas[operation.deployment] = operation.replicas
     draft.shrink = operation.deployment
@@ -175,7 +193,7 @@ def _shrink(operation: Operation, draft: _Draft) -> None:
 
 def _survived(observation: Observation, deployment: DeploymentView) -> bool:
     """The ReplicaSet took another pod (one that was pending or broken): there are as many as there should be."""
-    staying = [pod for pod in _pods_of(observation, deployment) if not pod.terminating]
+    staying = [pod for pod in pods_of(observation, deployment) if not pod.terminating]
     return deployment.observed_generation >= deployment.generation and len(staying) <= deployment.replicas
 
 
@@ -193,20 +211,23 @@ def _wanted(operation: Operation, observation: Observation, goal: PoolGoal) -> b
     return total > goal.replicas or operation.deployment != goal.deployment
 
 
-def _grow(observation: Observation, pool: Pool, goal: PoolGoal, rules: Rules, draft: _Draft) -> None:
-    """Add workers of the current revision: as many as are missing, and the surge while older ones are there.
-
-    Counted by what the Deployments say now, not by what this plan lowers: on a full cluster a place must be free first.
-    """
-    held = {d.name: d.replicas for d in observation.deployments if d.pool == pool}
-    current = held.get(goal.deployment, 0)
-    old = sum(held.values()) - current
-    limit = goal.replicas + min(rules.max_surge, old)
-    # Never more of the current revision than are wanted in the end.
-    wanted = min(limit - old, goal.replicas)
-    if wanted > current:
-        draft.replicas[goal.deployment] = wanted
-    draft.replicas.setdefault(goal.deployment, 0)
+def _grow(
+    observation: Observation,
+    pool: Pool,
+    goals: Mapping[Pool, PoolGoal],
+    rules: Rules,
+    operation: Operation | None,
+    draft: _Draft,
+) -> None:
+    growth = grow(observation, pool, goals, rules, draft.replicas, operation)
+    name = goals[pool].deployment
+    if growth.added:
+        # Not below what an operation has come to: the last step of a move is to grow the other pool.
+        draft.replicas[name] = max(draft.replicas.get(name, 0), growth.replicas)
+    draft.replicas.setdefault(name, 0)
+    if growth.waiting:
+        draft.busy, draft.waiting = True, growth.waiting
+        draft.limits.append(growth.waiting)
 
 
 def _begin(
@@ -225,7 +246,7 @@ def _begin(
         if total <= goal.replicas:
             return None
         leaving, cause = [d for d in mine if d.name == goal.deployment], Cause.SCALE_IN
-    candidates = [(d, pod) for d in leaving for pod in _pods_of(observation, d) if not pod.terminating]
+    candidates = [(d, pod) for d in leaving for pod in pods_of(observation, d) if not pod.terminating]
     if not candidates:
         draft.busy = True
         draft.waiting = f"for the {pool} pods of {leaving[0].name} to appear"
@@ -237,14 +258,24 @@ def _begin(
         draft.waiting = f"for {pool} workers to be ready: {serving[pool]} of {goals[pool].replicas} are"
         return None
     if pod.serving and cause is Cause.ROLLOUT:
-        other: Pool = "decode" if pool == "prefill" else "prefill"
+        partner = other(pool)
         # At 1P:1D it is the other pool's worker that serves both phases meanwhile: it must be there.
-        if serving[other] < max(1, goals[other].replicas - 1):
+        if serving[partner] < max(1, goals[partner].replicas - 1):
             draft.busy = True
-            draft.waiting = f"for {other} workers to be ready: {serving[other]} of {goals[other].replicas} are"
+            draft.waiting = f"for {partner} workers to be ready: {serving[partner]} of {goals[partner].replicas} are"
+            return None
+    gains = _gains(observation, pool, goals, rules) if cause is Cause.SCALE_IN else None
+    if gains is not None:
+        there = (p for p in observation.pods if p.pool == other(pool) and p.node is not None and not p.terminating)
+        if not all(p.ready or p.draining for p in there):
+            # One at a time: else several would load their model while nobody serves in their place.
+            draft.busy = True
+            draft.waiting = f"for {other(pool)} workers to be ready before another is moved there"
             return None
     return Operation(
-        cause=cause,
+        cause=cause if gains is None else Cause.MOVE,
+        grows="" if gains is None else gains.name,
+        grows_to=0 if gains is None else gains.replicas + 1,
         pool=pool,
         deployment=deployment.name,
         replicas=deployment.replicas - 1,
@@ -253,6 +284,15 @@ def _begin(
         started=now,
         deadline=now + rules.drain,
     )
+
+
+def _gains(observation: Observation, pool: Pool, goals: Mapping[Pool, PoolGoal], rules: Rules) -> DeploymentView | None:
+    """The other pool's Deployment, where it is to get the place that a worker of `pool` leaves."""
+    goal = goals[other(pool)]
+    views = [d for d in observation.deployments if d.pool == other(pool)]
+    if not rules.one_resource or sum(d.replicas for d in views) >= goal.replicas:
+        return None
+    return next((d for d in views if d.name == goal.deployment), None)
 
 
 def _serving(observation: Observation, pool: Pool) -> int:
@@ -270,7 +310,3 @@ def _reluctance(pod: PodView) -> tuple[bool, int, int, float, str]:
     requests = load.running + load.waiting
     return (pod.serving, 0, requests * 10**9 + load.resident_decode_tokens + load.queued_prefill_tokens,
             -pod.created_unix, pod.name)  # fmt: skip
-
-
-def _pods_of(observation: Observation, deployment: DeploymentView) -> list[PodView]:
-    return [p for p in observation.pods if p.pool == deployment.pool and p.revision == deployment.revision]

@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from forebay_operator.api.labels import Pool
 from forebay_operator.observe.objects import condition, is_ready, pool_of
-from forebay_operator.observe.types import Problem, ProblemKind
+from forebay_operator.observe.types import PodView, Problem, ProblemKind
+from forebay_operator.status.transport import is_worse
 
 Object = Mapping[str, Any]
 
@@ -36,6 +38,19 @@ def problems(
         problem = _scheduling(pod) or _containers(pod)
         if problem is not None:
             found.setdefault((problem.kind, problem.pool, problem.message), problem)
+    return tuple(found.values())
+
+
+def transport_problems(spec: Mapping[str, Any], pods: Iterable[PodView]) -> tuple[Problem, ...]:
+    """Workers on a worse transport than transfer.required allows, by their own account. Once a pool."""
+    transfer = spec.get("transfer") or {}
+    if not transfer.get("required"):
+        return ()
+    asked, found = str(transfer.get("transport")), dict[Pool, Problem]()
+    for pod in pods:
+        if pod.load is not None and not pod.terminating and is_worse(pod.load.transport, asked):
+            text = f"KV moves over {pod.load.transport}, and transfer.required asks for {asked}"
+            found.setdefault(pod.pool, Problem(ProblemKind.TRANSPORT, f"Pod {pod.name}", text, pod.pool))
     return tuple(found.values())
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from forebay_operator.act.growth import PoolGoal, Rules
 from forebay_operator.act.operation import Operation
-from forebay_operator.act.plan import Plan, PoolGoal, Rules, plan
+from forebay_operator.act.plan import Plan, plan
 from forebay_operator.act.roles import Targets, role_changes
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.observe.types import DeploymentView, Observation, PodView

@@ -31,8 +31,6 @@ from forebay_operator.status.transport import TransportFacts, transport_facts
 PASSED_ON: Final = ("decision", "decisions")
 """Written by whoever decides; operation and memory are the reconciler's to add."""
 
-MAX_CONDITIONS: Final = 32
-
 
 def build_status(
     model: DisaggregatedModel | None,
@@ -72,8 +70,6 @@ def build_status(
         endpoint=endpoint_url(name, namespace),
     )
     out: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"decisions"})
-    foreign = [c for c in previous.get("conditions") or [] if c["type"] not in set(Type)]
-    out["conditions"] += foreign[: MAX_CONDITIONS - len(out["conditions"])]
     return out | {key: previous[key] for key in PASSED_ON if key in previous}
 
 

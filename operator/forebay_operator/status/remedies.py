@@ -37,6 +37,9 @@ REMEDIES: Final[dict[ProblemKind, Remedy]] = {
         "give the pods a device (transfer.rdma), name another transport, or set transfer.required to false",
         True,
     ),
+    ProblemKind.NAMESPACE_GOING: Remedy(
+        Reason.NAMESPACE_GOING, "nothing to do: the namespace is being deleted, and the model goes with it", True
+    ),
     # A cluster autoscaler or a leaving pod may yet make room.
     ProblemKind.UNSCHEDULABLE: Remedy(Reason.UNSCHEDULABLE, "add nodes, or ask for fewer GPUs or workers", False),
 }

@@ -19,6 +19,12 @@ MEASURABLE_SECONDS: Final = 0.1
 """Of transfer time; less than this says nothing about a rate."""
 
 
+def is_worse(used: str, asked: str) -> bool:
+    """What is not known, on either side, is not worse."""
+    wanted = _RANK.get(asked, 0)
+    return _RANK.get(_BY_LOWER.get(used.lower(), "Unknown"), wanted) < wanted
+
+
 @dataclass(frozen=True, slots=True)
 class TransportFacts:
     in_use: Name
@@ -29,8 +35,7 @@ class TransportFacts:
 
     def worse_than(self, asked: str) -> int:
         """Workers on a transport below the one asked for."""
-        wanted = _RANK.get(asked, 0)
-        return sum(count for name, count in self.counts.items() if _RANK.get(name, wanted) < wanted)
+        return sum(count for name, count in self.counts.items() if is_worse(name, asked))
 
     @property
     def known(self) -> int:

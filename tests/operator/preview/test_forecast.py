@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay_operator.act.growth import PoolGoal, Rules
 from forebay_operator.act.operation import Cause, Operation
-from forebay_operator.act.plan import PoolGoal, Rules
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.observe.types import DeploymentView, Observation, PodView
 from forebay_operator.preview.forecast import Fate, Forecast, forecast

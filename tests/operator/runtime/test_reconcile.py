@@ -3,116 +3,17 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from forebay_operator.act.actuator import Actuator
-from forebay_operator.act.apply import Applier, ApplyCache
 from forebay_operator.api import labels
-from forebay_operator.build.surroundings import Surroundings
-from forebay_operator.events import Recorder
-from forebay_operator.kube import KubeClient
-from forebay_operator.metrics import OperatorMetrics
-from forebay_operator.observe.gather import Gatherer, Nodes
 from forebay_operator.queue import RetryAfter
-from forebay_operator.reconcile import Reconciler
-from forebay_operator.status.build import build_status
-from support.fake_cluster import FakeCluster
+from support.fake_cluster import native_model
 from support.fake_cluster import simulated_model as model
 from support.fake_kube import Call, FakeApi, Object, Refused, clone
-
-KEY = ("llm", "assistant")
-
-
-@dataclass
-class Bench:
-    """An operator that can be restarted at will, on a cluster and a clock that tests turn."""
-
-    api: FakeApi
-    kube: KubeClient
-    cluster: FakeCluster
-    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
-    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
-    on_failure: Callable[[], None] | None = None
-
-    def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        applier = Applier(self.kube, ApplyCache())
-        self.reconciler = Reconciler(
-            self.kube,
-            Gatherer(self.kube, self.cluster, Nodes(self.kube, lambda: self.now.timestamp())),
-            applier,
-            Actuator(self.kube, applier, self.cluster),
-            Recorder(self.kube, "test", lambda: self.now),
-            build_status,
-            self.metrics,
-            surroundings=Surroundings(operator_namespace="forebay"),
-            resync=600.0,
-            rng=random.Random(1),
-            wall=lambda: self.now,
-        )
-
-    def put(self, obj: Object) -> None:
-        held = self.api.find("disaggregatedmodels", "assistant")
-        if held is not None:
-            obj = {**copy.deepcopy(held), "spec": obj["spec"]}
-        self.api.put(obj)
-
-    async def once(self) -> float | None:
-        wait = await self.reconciler.reconcile(KEY)
-        self.now += timedelta(seconds=min(wait or 0.0, 5.0))
-        return wait
-
-    async def rest(self, passes: int = 400) -> None:
-        """Reconcile until nothing is due soon and nothing that is watched has changed, as the queue does."""
-        for _ in range(passes):
-            version = self.api.last_version
-            try:
-                wait = await self.once()
-            except RetryAfter:
-                if self.on_failure is not None:
-                    self.on_failure()
-                self.now += timedelta(seconds=1)
-                continue
-            if (wait is None or wait > 20.0) and self.api.last_version == version:
-                return
-        raise AssertionError(f"no rest after {passes} passes: {[str(c) for c in self.api.writes()[-5:]]}")
-
-    def live(self) -> Mapping[str, Any]:
-        held = self.api.find("disaggregatedmodels", "assistant")
-        assert held is not None
-        status: Mapping[str, Any] = held["status"]
-        return status
-
-    def condition(self, kind: str) -> tuple[str, str]:
-        found = next(c for c in self.live()["conditions"] if c["type"] == kind)
-        return found["status"], found["reason"]
-
-    def state(self) -> dict[str, Any]:
-        """What is left in the end, without names and numbers that differ from run to run."""
-        pods = [p["metadata"]["labels"] for p in self.api.all("pods")]
-        return {
-            "children": sorted((p, n) for p, _, n in self.api.objects if p not in ("pods", "events", "nodes")),
-            "replicas": {d["metadata"]["name"]: d["spec"]["replicas"] for d in self.api.all("deployments")},
-            "pods": sorted(sorted(p.items()) for p in pods),
-            "operation": (self.api.find("disaggregatedmodels", "assistant") or {}).get("status", {}).get("operation"),
-        }
-
-
-@pytest.fixture
-def bench() -> Bench:
-    api = FakeApi()
-    cluster = FakeCluster(api)
-    api.on_write = cluster.control
-    api.missing.add("podmonitors")
-    return Bench(api, api.direct(), cluster)
+from support.reconcile_bench import Bench
 
 
 def kinds(api: FakeApi) -> dict[str, int]:
@@ -462,10 +363,12 @@ async def test_the_token_is_made_once_and_kept(bench: Bench) -> None:
     assert bench.api.find("secrets", "assistant-token") == secret
 
 
+SHARED = {"scaling": {"maxGPUs": 4}}
 SCENARIOS: dict[str, tuple[Object | None, Object | None]] = {
     "create": (None, model(1, 2)),
     "scale-in": (model(2, 3), model(1, 1)),
     "rollout": (model(1, 2), model(1, 2, engine={"type": "Simulated", "image": "e:2", "kvCache": {"memory": "1Gi"}})),
+    "move": (native_model(3, 1, **SHARED), native_model(2, 2, **SHARED)),
     "delete": (model(1, 2), None),
 }
 

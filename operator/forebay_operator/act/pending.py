@@ -1,0 +1,103 @@
+"""A worker that no node takes: after a deadline its pool does without it, for a while. Pure.
+
+Only of pools whose size is the law's: a fixed size is what somebody asked for, and a cluster autoscaler may yet bring a
+node. The memory of it is written to status with the count it belongs to, so a restart neither forgets nor repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.api.scaling import Bounds
+from forebay_operator.observe.types import Observation, PodView
+
+PENDING_SECONDS: Final = 300.0
+"""Longer than a cluster autoscaler takes to bring a node, and than a leaving pod's usual end."""
+
+HELD_SECONDS: Final = 900.0
+"""For so long the pool is not asked to grow again past what found a node."""
+
+UNDONE: Final = "undone"
+"""Key in status.memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    asked: int
+    placed: int
+    until: datetime
+
+    def to_status(self) -> dict[str, Any]:
+        until = self.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"asked": self.asked, "placed": self.placed, "until": until}
+
+    @staticmethod
+    def from_status(value: Any) -> Undone | None:
+        try:
+            return Undone(int(value["asked"]), int(value["placed"]), datetime.fromisoformat(value["until"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def describe(self, pool: Pool) -> str:
+        until = self.until.astimezone(UTC).strftime("%H:%M UTC")
+        return (
+            f"{pool}: {self.asked} workers were asked for and {self.placed} found a node within "
+            f"{PENDING_SECONDS:.0f} s; held at {self.placed} until {until}. Add nodes, or lower maxReplicas"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    counts: dict[Pool, int]
+    undone: dict[Pool, Undone]
+    fresh: tuple[Pool, ...] = ()
+    """Pools in which this look has undone something."""
+
+    wake: float | None = None
+    """Seconds until a pod that has no node now is due."""
+
+
+def undo_pending(
+    counts: Mapping[Pool, int],
+    bounds: Mapping[Pool, Bounds],
+    observation: Observation,
+    remembered: Mapping[str, Any],
+    now: datetime,
+) -> Placed:
+    """`counts` without the workers that found no node in time. `remembered` is status.memory's entry."""
+    wanted, undone = dict(counts), {}
+    fresh: list[Pool] = []
+    wake: float | None = None
+    for pool in POOLS:
+        held = Undone.from_status(remembered.get(pool))
+        # A clock that was set back must not hold a pool for longer than was meant.
+        if held is not None and now < held.until <= now + timedelta(seconds=HELD_SECONDS):
+            undone[pool] = held
+            wanted[pool] = min(wanted[pool], max(held.placed, bounds[pool].min_replicas))
+        if bounds[pool].min_replicas == bounds[pool].max_replicas or _rolling(observation, pool):
+            continue
+        pods = [p for p in observation.of_pool(pool) if not p.terminating]
+        ages = [now.timestamp() - p.created_unix for p in pods if _unplaced(p)]
+        late = sum(age >= PENDING_SECONDS for age in ages)
+        placed = max(len(pods) - late, bounds[pool].min_replicas)
+        if late and wanted[pool] > placed:
+            undone[pool] = Undone(wanted[pool], placed, now + timedelta(seconds=HELD_SECONDS))
+            wanted[pool] = placed
+            fresh.append(pool)
+        young = [PENDING_SECONDS - age for age in ages if age < PENDING_SECONDS]
+        if young:
+            wake = min([*young, *([] if wake is None else [wake])])
+    return Placed(wanted, undone, tuple(fresh), wake)
+
+
+def _unplaced(pod: PodView) -> bool:
+    return pod.node is None and pod.phase == "Pending" and pod.created_unix > 0
+
+
+def _rolling(observation: Observation, pool: Pool) -> bool:
+    """Its workers are being replaced: who waits there waits for the place of another."""
+    return sum(d.replicas > 0 for d in observation.deployments if d.pool == pool) > 1
