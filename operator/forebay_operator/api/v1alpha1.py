@@ -144,6 +144,14 @@ class Router(Strict):
     fallback: Literal["BothPhases", "Refuse"] = "BothPhases"
     """Without a worker in one of the roles: the other serves both phases, or requests get 503."""
 
+    convertible: Literal["Never", "Overflow", "Always"] = "Overflow"
+    """When a decode worker may compute a prompt itself, if it can without making running streams too slow. Overflow:
+    when the prefill pool's queue takes most of the objective. Always: also short prompts, which then move no KV."""
+
+    refusal_percent: int | None = Field(default=None, ge=50, le=10_000)
+    """A request whose first token is expected later than so many percent of the objective gets 429 at once. None: all
+    requests are served, however late."""
+
     api_keys_secret_ref: SecretKeyRef | None = None
     """One key a line. None: no key is asked for."""
 

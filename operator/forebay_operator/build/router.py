@@ -122,8 +122,11 @@ def router_args(model: DisaggregatedModel, discovery: Discovery) -> list[str]:
         f"--fallback={'both-phases' if spec.router.fallback == 'BothPhases' else 'refuse'}",
         f"--ttft-ms={spec.objectives.time_to_first_token_milliseconds}",
         f"--tpot-ms={spec.objectives.time_per_output_token_milliseconds}",
+        f"--convertible={spec.router.convertible.lower()}",
         f"--drain-timeout-seconds={spec.drain.timeout_seconds}",
     ]
+    if spec.router.refusal_percent is not None:
+        args.append(f"--refusal-factor={spec.router.refusal_percent / 100:g}")
     if spec.router.api_keys_secret_ref is not None:
         args.append("--api-keys-file=$(API_KEYS_FILE)")
     return args

@@ -19,17 +19,17 @@ from support.manifests import make_model
 RELEASED = Surroundings(engine_image="engine:1", router_image="router:1")
 GOLDEN: list[tuple[str, dict[str, Any], str, str]] = [
     # what, changes, revision of decode workers, hash of the router's template
-    ("gpu", {}, "aa379ed4", "fbd315e2"),
-    ("cpu", {"decode.gpus": {"count": 0}, "engine.threads": 4}, "94f58fd8", "fbd315e2"),
-    ("simulated", {"engine.type": "Simulated", "model.source": ...}, "491e99fe", "fbd315e2"),
+    ("gpu", {}, "aa379ed4", "9fbcd1c5"),
+    ("cpu", {"decode.gpus": {"count": 0}, "engine.threads": 4}, "94f58fd8", "9fbcd1c5"),
+    ("simulated", {"engine.type": "Simulated", "model.source": ...}, "491e99fe", "9fbcd1c5"),
     (
         "rdma",
         {"transfer": {"transport": "RDMA", "required": True, "rdma": {"networks": ["rail-0"]}}},
         "261619d1",
-        "fbd315e2",
+        "9fbcd1c5",
     ),
-    ("cache", {"model.source": "cache://smollm2-135m"}, "6eab8ee0", "fbd315e2"),
-    ("image", {"model.source": "image://models/llama:1", "model.maxModelLen": 4096}, "34999d9f", "fbd315e2"),
+    ("cache", {"model.source": "cache://smollm2-135m"}, "6eab8ee0", "9fbcd1c5"),
+    ("image", {"model.source": "image://models/llama:1", "model.maxModelLen": 4096}, "34999d9f", "9fbcd1c5"),
     (
         "pinned",
         {
@@ -41,7 +41,7 @@ GOLDEN: list[tuple[str, dict[str, Any], str, str]] = [
             "router.replicas": 1,
         },
         "d10211f6",
-        "75393afe",
+        "d8769088",
     ),
 ]
 
