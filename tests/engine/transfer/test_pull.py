@@ -15,6 +15,7 @@ import pytest
 from engine.transfer.arena import BLOCK_BYTES
 from engine.transfer.owners import Owner, Reader, StartOwner, StartReader, until
 from forebay_engine.core.commands import Command, ReserveBlocks
+from forebay_engine.core.handle import CoreStats
 from forebay_engine.core.reservations import Reservations
 from forebay_engine.kv.lease_words import WORD_BYTES
 from forebay_engine.transfer.base import TransferError
@@ -558,3 +559,32 @@ async def test_a_pair_is_warmed_up_by_the_first_reservation_even_a_refused_one(
 
     assert result.ok, result.reason
     assert reader.arena.holds(2, 1, 1)
+
+
+async def test_a_switch_of_transport_moves_no_bytes_from_one_series_to_another(
+    start_owner: StartOwner, start_reader: StartReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, reader = await start_owner("simulated"), await start_reader("simulated")
+    for name, blocks in (("TCP", [1, 2]), ("RDMA", [3])):
+        monkeypatch.setattr(reader.service._puller, "_in_use", lambda name=name: name)
+        assert (await reader.service.pull(await owner.grant(name, blocks), blocks, blocks)).ok
+    broken = await owner.grant("broken", [4])
+    await owner.call("cancel", request_id="broken")
+    assert not (await reader.service.pull(broken, [4], [4])).ok
+
+    stats = reader.service.fill(CoreStats())
+
+    assert {name: (t.bytes // BLOCK_BYTES, t.failures) for name, t in stats.transfers.items()} == {
+        "TCP": (2, 0),
+        "RDMA": (1, 1),
+    }
+    assert stats.transfer_bytes == 3 * BLOCK_BYTES
+
+
+async def test_an_owner_is_told_of_its_blocks_even_by_a_reader_that_ends(
+    start_owner: StartOwner, start_reader: StartReader
+) -> None:
+    owner, reader = await start_owner("simulated"), await start_reader("simulated")
+    assert (await reader.service.pull(await owner.grant("r", [1]), [1], [1])).ok
+    await reader.service.stop()
+    assert (await owner.call("state"))["freed"] == [[1]]

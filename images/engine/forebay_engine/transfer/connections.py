@@ -43,10 +43,14 @@ class Connections:
         self._read_pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="forebay-read")
         self._connect_pool = ThreadPoolExecutor(CONNECT_THREADS, thread_name_prefix="forebay-connect")
 
+    def knows(self, engine_id: str) -> bool:
+        """Whether this engine can be read without a handshake."""
+        return engine_id in self._verified and self._transport.knows(engine_id)
+
     @property
     def warm(self) -> frozenset[str]:
-        """Engine ids that can be read without a handshake."""
-        return frozenset(engine for engine in self._verified if self._transport.knows(engine))
+        """Every engine id that can."""
+        return frozenset(engine for engine in self._verified if self.knows(engine))
 
     async def close(self) -> None:
         """Returns when no read runs any more."""
@@ -62,7 +66,7 @@ class Connections:
 
     async def ensure(self, engine_id: str, host: str, port: int, deadline: float) -> None:
         """Make this engine readable. Raises TransferError, also when another engine lives at the address by now."""
-        if engine_id in self._verified and self._transport.knows(engine_id):
+        if self.knows(engine_id):
             return
         found = await self.connect(host, port, deadline)
         if found != engine_id:
@@ -72,7 +76,8 @@ class Connections:
 
     async def warm_up(self, host: str, port: int, deadline: float) -> None:
         """Make whatever engine is at the address readable, unless one that was there is. Raises TransferError."""
-        if self._engines.get((host, port)) not in self.warm:
+        known = self._engines.get((host, port))
+        if known is None or not self.knows(known):
             await self.connect(host, port, deadline)
 
     async def connect(self, host: str, port: int, deadline: float) -> str:

@@ -129,7 +129,7 @@ class Puller:
             return min(deadline, tracked.ends - tracked.margin)
 
         stands = False
-        if local_blocks or source.engine_id in self._connections.warm:
+        if local_blocks or self._connections.knows(source.engine_id):
             await self._connections.ensure(source.engine_id, source.host, source.port, until())
             stands = await self._connections.read(
                 source.engine_id,

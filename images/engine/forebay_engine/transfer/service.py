@@ -100,11 +100,11 @@ class TransferService:
     async def stop(self) -> None:
         """Ends pulls (they fail as cancelled), then the transport; when it returns nothing writes to the arena."""
         self._puller.abort_all()
-        await self._puller.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connections.close()
+        await self._puller.close()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._owner.stop)
         await loop.run_in_executor(None, self._transport.close)
