@@ -7,8 +7,8 @@ decode_over_read    the time that this machine's memory needs to be read by one 
 batch8_over_hf      tokens/s of 8 streams at context 128 over Hugging Face generate with batch 8, same dtype.
 prefill_over_gemm   512 prompt tokens: time of the layers' bare matrix products over the time to the first token.
 
-With --vllm URL (an OpenAI server with the same model): batch8_over_vllm (tokens/s) and ttft512_over_vllm (its TTFT over
-ours), both over HTTP against a Forebay worker that the bench starts.
+With --vllm URL (an OpenAI server with the same model): batch8_over_vllm (tokens/s) and ttft512_over_vllm (our TTFT over
+its own: below 1 is faster), both over HTTP against a Forebay worker that the bench starts.
 
 What is compared takes turns (A B A B); each ratio is the median over the rounds, with its least and greatest. Times are
 CPU seconds of the one thread that computes, so that what else the machine does is not counted; --vllm is by the clock.
@@ -269,7 +269,7 @@ async def over_http(model_dir: Path, dtype: str, vllm: str, vllm_model: str, rou
                 ours = await http_batch(session, url, "smollm2", turn)
                 if turn:
                     rates.append(ours[0] / theirs[0])
-                    firsts.append(theirs[1] / ours[1])
+                    firsts.append(ours[1] / theirs[1])
     return {
         "batch8_over_vllm": round(statistics.median(rates), 3),
         "ttft512_over_vllm": round(statistics.median(firsts), 3),
