@@ -104,6 +104,21 @@ async def test_a_hanging_peer_is_not_read_again_until_its_answer_came(
     await read(transport, owner, [1], [1])
 
 
+async def test_a_read_waits_for_one_that_was_given_up_a_moment_ago(
+    start_owner: StartOwner, start_transport: StartTransport
+) -> None:
+    """As a pull does that ends its own request's read ahead."""
+    owner, (_, transport) = await start_owner("tcp"), start_transport("tcp")
+    await asyncio.to_thread(transport.add_peer, await handshake(owner))
+    owner.pause()
+    assert await outcome(read(transport, owner, [1], [1], timeout=0.3)) == "timeout"
+    second = asyncio.create_task(outcome(read(transport, owner, [1], [1], timeout=10.0)))
+    done, _ = await asyncio.wait({second}, timeout=0.2)
+    owner.resume()
+    assert not done
+    assert await second == "ok"
+
+
 async def test_a_direct_read_of_a_stopped_peer_ends_or_says_that_its_blocks_are_in_doubt(
     start_owner: StartOwner, start_transport: StartTransport
 ) -> None:

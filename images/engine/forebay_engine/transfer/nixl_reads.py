@@ -34,6 +34,10 @@ SETTLE_SECONDS = {"RDMA": 15.0, "SharedMemory": 1.0}
 """How long a given-up direct read is waited for. RDMA: a NIC gives up a dead node in about 8 s (UCX defaults). Shared
 memory: our own thread copies, so it ends at once or waits for a peer that hangs."""
 
+ANSWER_SECONDS = 2.0
+"""How long a read waits for given-up ones of the same peer before it calls the peer hung. A read ahead is given up when
+the pull of its request begins: over TCP the peer has mostly not answered it yet, and does in some milliseconds."""
+
 DIRECT_AFTER_SECONDS = 1.0
 """A peer is read straight into the arena once a read begun this long after its first one has succeeded through staging.
 Before, its connection may not be complete although reads succeed, and a peer that hangs then leaves a read that neither
@@ -129,15 +133,22 @@ class Reads:
         """base.py: Transport.read. `local` None reads into a slot and drops it (warm-up)."""
         proving = not peer.proven and self._clock() >= peer.connected + DIRECT_AFTER_SECONDS
         requests: deque[Request] = deque()
-        with self._agent.exclusive():
-            if proving:  # what the peer sent for the set-up is taken in first: this read is to wait for the rest
-                self._agent.progress()
-            self.settle(peer)
-            if peer.abandoned:
+        give_up = min(deadline, self._clock() + ANSWER_SECONDS)
+        while True:
+            with self._agent.exclusive():
+                if proving:  # what the peer sent for the set-up is taken in first: this read is to wait for the rest
+                    self._agent.progress()
+                self.settle(peer)
+                if not peer.abandoned:
+                    self.begun += 1
+                    break
+            if cancel is not None and cancel.is_set():
+                raise TransferError(f"read of engine {peer.engine_id} was cancelled", reason="cancelled")
+            if self._clock() >= give_up:
                 raise TransferError(
                     f"engine {peer.engine_id} has not answered an earlier read yet: it hangs", reason="wedged"
                 )
-            self.begun += 1
+            self._sleep(500e-6)
         try:
             self._fetch(peer, self._pieces(peer, remote, local), requests, deadline, cancel)
             # Only now that every block has landed: the order is what makes the word say something about them.
