@@ -150,7 +150,9 @@ class Deployed:
 
     def _start_proxy(self) -> None:
         command = [tool("kubectl"), f"--kubeconfig={self.cluster.kubeconfig}", "proxy", "--port=0"]
-        self._proxy = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._proxy = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         assert self._proxy.stdout is not None
         # "Starting to serve on 127.0.0.1:PORT"
         self.proxy_url = f"http://{self._proxy.stdout.readline().decode().split()[-1]}"
