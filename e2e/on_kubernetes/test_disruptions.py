@@ -46,6 +46,8 @@ def model(prefill: int, decode: int, **engine: Any) -> dict[str, Any]:
             "prefill": {"replicas": prefill, **small},
             "decode": {"replicas": decode, **small},
             "router": {"replicas": 2, "podTemplate": {"spec": {"containers": [router]}}},
+            # The test says where the ratio goes.
+            "scaling": {"mode": "Off"},
             "drain": {"timeoutSeconds": 60},
         },
     }
