@@ -18,6 +18,7 @@ from forebay_operator.kube import (
     MODELS,
     NETWORK_POLICIES,
     NODES,
+    POD_MONITORS,
     PODS,
     ROLE_BINDINGS,
     ROLES,
@@ -35,7 +36,8 @@ ACTIVE: Final = (DEPLOYMENTS, PODS)
 """Each event of theirs is a reason to look."""
 
 PASSIVE: Final = (SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, BUDGETS, NETWORK_POLICIES)
-"""Looked at only when somebody changed what we applied. Secrets are not watched: one would have to read them all."""
+"""Looked at only when somebody changed what we applied. Secrets are not watched: one would have to be allowed to read
+them all. They are asked for by name (act/actuator.py, observe/references.py)."""
 
 NODE_DELAY_SECONDS: Final = 2.0
 """Nodes change in groups."""
@@ -111,14 +113,16 @@ class Watches:
             self._queue.add(key, NODE_DELAY_SECONDS)
 
 
-def registry(watches: Watches, *, nodes: bool, authenticate: Login = login) -> kopf.OperatorRegistry:
+def registry(
+    watches: Watches, *, nodes: bool, pod_monitors: bool = False, authenticate: Login = login
+) -> kopf.OperatorRegistry:
     """Handlers of raw events only: kopf then writes nothing to any object, neither finalizers nor annotations."""
     made = kopf.OperatorRegistry()
     kopf.on.login(id="login", registry=made)(authenticate)
     _watch(made, MODELS, lambda kind, obj: watches.model(kind, obj))
     for resource in ACTIVE:
         _watch(made, resource, lambda kind, obj: watches.child(kind, obj, active=True))
-    for resource in PASSIVE:
+    for resource in (*PASSIVE, *((POD_MONITORS,) if pod_monitors else ())):
         _watch(made, resource, lambda kind, obj: watches.child(kind, obj, active=False))
     if nodes:
         _watch(made, NODES, lambda kind, obj: watches.node(kind, obj))
@@ -143,7 +147,7 @@ def settings(*, request_timeout: float = 30.0) -> kopf.OperatorSettings:
     """What must not be left to kopf's defaults, and why."""
     made = kopf.OperatorSettings()
     # Only our children are sent to us. A string key with a slash matches nothing, and says nothing.
-    for resource in (*ACTIVE, *PASSIVE):
+    for resource in (*ACTIVE, *PASSIVE, POD_MONITORS):
         version = resource.api_version.rpartition("/")[2]
         made.watching.label_selectors[resource.group, version, resource.plural] = labels.MODEL
     made.watching.chunk_size = 500

@@ -130,6 +130,7 @@ class Operator:
         self._elector = elector
         self._metrics = metrics
         self._authenticate = authenticate
+        self._pod_monitors = pod_monitors
         self.watches = WatchHealth(settings.watch_stale_after)
         cache = ApplyCache()
         applier = Applier(kube, cache)
@@ -200,7 +201,12 @@ class Operator:
         namespaces = self._settings.namespaces
         try:
             await kopf.operator(
-                registry=handlers.registry(self._watching, nodes=not namespaces, authenticate=self._authenticate),
+                registry=handlers.registry(
+                    self._watching,
+                    nodes=not namespaces,
+                    pod_monitors=self._pod_monitors,
+                    authenticate=self._authenticate,
+                ),
                 settings=handlers.settings(),
                 # Or kopf asks for our user's name, and in an image a user has none.
                 identity=self._settings.identity,  # type: ignore[arg-type]

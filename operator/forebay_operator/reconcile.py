@@ -169,7 +169,12 @@ class Reconciler:
         await self._write_status(turn, now, word)
         if turn.plan.again is not None:
             return turn.plan.again
-        due = [PROBLEM_SECONDS if problems else self._next_resync(), turn.placed.wake, self._children.wake(key)]
+        absent = any(problem.kind is ProblemKind.MISSING_OBJECT for problem in gathered.observation.problems)
+        due = [
+            PROBLEM_SECONDS if problems or absent else self._next_resync(),
+            turn.placed.wake,
+            self._children.wake(key),
+        ]
         return min(seconds for seconds in due if seconds is not None)
 
     def _hear_law(self, turn: Turn) -> Word | None:

@@ -42,6 +42,15 @@ class FakeCluster:
     kubelet: bool = False
     """Somebody else runs the pods: they come without a status, and are only marked when they are to go."""
 
+    transport: str = "Unknown"
+    """That workers report."""
+
+    broken: Object | None = None
+    """Status of new pods, instead of a running one."""
+
+    refusal: str = ""
+    """What ReplicaSets are told when they make pods."""
+
     places: int | None = None
     """Workers that nodes have room for; None: any number."""
 
@@ -66,7 +75,8 @@ class FakeCluster:
             pods = self._staying(replica_set)
             for pod in sorted(pods, key=self._order)[: max(0, len(pods) - want)]:
                 self.kill(pod["metadata"]["name"])
-            for _ in range(want - len(pods)):
+            refused = bool(self.refusal) and want > len(pods)
+            for _ in range(0 if refused else want - len(pods)):
                 self._pod(deployment, replica_set)
             pods = self._staying(replica_set)
             ready = sum(self.is_ready(pod) for pod in pods)
@@ -78,6 +88,9 @@ class FakeCluster:
                 "updatedReplicas": len(pods),
                 "readyReplicas": ready,
             }
+            if refused:
+                failure = {"type": "ReplicaFailure", "status": "True", "message": self.refusal}
+                live["status"]["conditions"] = [failure]
             self.api.put(live)
 
     def _schedule(self) -> None:
@@ -118,6 +131,14 @@ class FakeCluster:
     def is_ready(pod: Object) -> bool:
         conditions = (pod.get("status") or {}).get("conditions") or []
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def cure(self) -> None:
+        """What was broken gets well, as kubelets and controllers try again."""
+        broken, self.broken, self.refusal, self.places = self.broken, None, "", None
+        for pod in self.api.all("pods"):
+            if broken is not None and pod["status"] == broken:
+                self.api.put({**clone(pod), "status": {**_RUNNING, "podIP": "10.98.0.1"}})
+        self.control()
 
     def set_ready(self, name: str, ready: bool) -> None:
         pod = clone(self.api.find("pods", name))
@@ -165,7 +186,7 @@ class FakeCluster:
         placed = labels.POOL not in deployment["spec"]["template"]["metadata"]["labels"] or self._room()
         address = f"10.88.{number // 250}.{number % 250 + 1}"
         conditions = [{"type": "Ready", "status": "False" if self.unready else "True"}]
-        status = {**_RUNNING, "podIP": address, "conditions": conditions}
+        status = self.broken or {**_RUNNING, "podIP": address, "conditions": conditions}
         self.api.put({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -190,7 +211,8 @@ class FakeCluster:
     def _state(self, pod: Object) -> WorkerState:
         name = pod["metadata"]["name"]
         draining = labels.DRAINING in pod["metadata"]["labels"]
-        load = LoadReport("e", 1, ready=True, running=self.running.get(name, 0))
+        running = self.running.get(name, 0)
+        load = LoadReport("e", 1, ready=True, running=running, transport=self.transport)
         return WorkerState(name, "draining" if draining else "ready", 0.1, load)
 
     async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:

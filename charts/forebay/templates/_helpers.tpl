@@ -71,13 +71,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# No list: the operator reads only the token Secrets whose names it makes.
+# No list: the operator reads only Secrets by name, its own token Secrets and those that a model names.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

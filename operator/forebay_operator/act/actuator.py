@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from forebay_operator.act.apply import Applier, ForeignObject, Owner
+from forebay_operator.act.apply import Applier, ForeignObject, Owner, key_of, owned
 from forebay_operator.act.roles import RoleChange
 from forebay_operator.api import labels
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
@@ -26,6 +26,8 @@ LEAVING_COST: Final = "-1000"
 """Should the worker not turn NotReady, this still makes it the first of the ready ones to go."""
 
 TOKEN_BYTES: Final = 32
+TOKEN_SECONDS: Final = 10.0
+"""Between two looks at a model's Secret."""
 
 
 class Actuator:
@@ -34,16 +36,25 @@ class Actuator:
         self._applier = applier
         self._workers = workers
         self._tokens: dict[str, str] = {}
+        self._checked: dict[str, float] = {}
 
-    async def ensure_token(self, model: DisaggregatedModel, owner: Owner) -> None:
-        """Make the model's Secret unless there is one. Its value is never changed and never logged."""
-        if owner.uid in self._tokens:
+    async def ensure_token(self, model: DisaggregatedModel, owner: Owner, now: float) -> None:
+        """Make the model's Secret unless there is one. Its value is never changed and never logged.
+
+        It is looked at again with the reconciles, `TOKEN_SECONDS` apart (`now` in seconds): a watch of Secrets would
+        take the right to read them all. One that was deleted comes back with the value that running pods know.
+        """
+        checked = self._checked.get(owner.uid)
+        if checked is not None and 0 <= now - checked < TOKEN_SECONDS:
             return
         try:
             held = await self._kube.get(SECRETS, owner.namespace, token_secret_name(model.metadata.name))
         except NotFound:
-            value = secrets.token_hex(TOKEN_BYTES)
-            await self._applier.apply(token_secret(model, value.encode()), owner)
+            value = self._tokens.get(owner.uid) or secrets.token_hex(TOKEN_BYTES)
+            secret = token_secret(model, value.encode())
+            # The cache may still hold the one that is gone.
+            self._applier.cache.drop(key_of(owned(secret, owner)))
+            await self._applier.apply(secret, owner)
         else:
             if not owner.owns(held):
                 if owner.preceded(held):
@@ -52,9 +63,11 @@ class Actuator:
                 raise ForeignObject({**held, "kind": SECRETS.kind})
             value = base64.b64decode(held.get("data", {}).get(KEY, "")).decode("ascii", "replace")
         self._tokens[owner.uid] = value
+        self._checked[owner.uid] = now
 
     def forget(self, uid: str) -> None:
         self._tokens.pop(uid, None)
+        self._checked.pop(uid, None)
 
     async def set_role(self, namespace: str, change: RoleChange) -> bool:
         return await self._label(namespace, change.pod, change.uid, {labels.ROLE: change.role})

@@ -118,7 +118,7 @@ class Children:
     async def bring(self, wanted: Wanted) -> tuple[Problem, ...]:
         """Apply what differs; what was refused of it. Raises ApiError for what concerns them all."""
         problems: list[Problem] = []
-        await self._attempt(problems, "Secret", self._actuator.ensure_token(wanted.model, wanted.owner))
+        await self._attempt(problems, "Secret", self._actuator.ensure_token(wanted.model, wanted.owner, self._clock()))
         for deployment in wanted.live.values():
             self._applier.cache.seen(deployment)
         for child in wanted.children:

@@ -260,14 +260,17 @@ def _begin(
     if pod.serving and cause is Cause.ROLLOUT:
         partner = other(pool)
         # At 1P:1D it is the other pool's worker that serves both phases meanwhile: it must be there.
-        if serving[partner] < max(1, goals[partner].replicas - 1):
+        # Of those that it has so far: it may be this very worker's GPUs that it is waiting for.
+        there = sum(d.replicas for d in observation.deployments if d.pool == partner)
+        fewest = max(1, min(goals[partner].replicas, there) - 1)
+        if serving[partner] < fewest:
             draft.busy = True
             draft.waiting = f"for {partner} workers to be ready: {serving[partner]} of {goals[partner].replicas} are"
             return None
     gains = _gains(observation, pool, goals, rules) if cause is Cause.SCALE_IN else None
     if gains is not None:
-        there = (p for p in observation.pods if p.pool == other(pool) and p.node is not None and not p.terminating)
-        if not all(p.ready or p.draining for p in there):
+        others = (p for p in observation.pods if p.pool == other(pool) and p.node is not None and not p.terminating)
+        if not all(p.ready or p.draining for p in others):
             # One at a time: else several would load their model while nobody serves in their place.
             draft.busy = True
             draft.waiting = f"for {other(pool)} workers to be ready before another is moved there"

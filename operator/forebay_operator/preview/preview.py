@@ -88,7 +88,7 @@ async def preview(
         objects=tuple(await _Children(kube, turn, end, notes).changes()),
         forecast=end,
         places={pool: _places(turn, pool, gathered.observation.nodes) for pool in POOLS},
-        problems=tuple(f"{p.object}: {p.message}" for p in gathered.observation.problems),
+        problems=(*(f"{p.object}: {p.message}" for p in gathered.observation.problems), *turn.limits),
         notes=tuple(notes),
     )
 
