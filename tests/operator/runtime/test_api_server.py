@@ -244,6 +244,34 @@ async def test_a_plan_is_what_then_happens(site: Site) -> None:
         assert len(drained) == 1
 
 
+async def test_a_child_that_kubectl_scales_is_put_back(site: Site) -> None:
+    """The real server's managedFields tell who wrote, by the scale subresource too."""
+    async with site.operator():
+        await site.apply(simulated_model(1, 2))
+        await site.until("roles", lambda: _equals(site.roles, {"prefill": 1, "decode": 2}))
+        await site.until("settled", site.is_settled)
+        deployments = await site.kube.list(k.DEPLOYMENTS, site.namespace, selector=f"{labels.POOL}=decode")
+        name = deployments[0]["metadata"]["name"]
+        await site.kube._request(  # what `kubectl scale` sends
+            "patch", "PATCH", k.DEPLOYMENTS, site.namespace, name, subresource="scale",
+            query={"fieldManager": "kubectl"}, body={"spec": {"replicas": 4}},
+            content_type="application/merge-patch+json",
+        )  # fmt: skip
+
+        async def told() -> bool:
+            events = await site.kube.list(k.EVENTS, site.namespace)
+            notes = [event["note"] for event in events if event["reason"] == "ForeignWriter"]
+            return notes == [note for note in notes if f"{name}: spec.replicas was set to 4 by kubectl" in note] != []
+
+        await site.until("told", told)
+
+        async def back() -> bool:
+            held = await site.kube.get(k.DEPLOYMENTS, site.namespace, name)
+            return held["spec"]["replicas"] == 2 and await site.roles() == {"prefill": 1, "decode": 2}
+
+        await site.until("two again, by drains", back, 60.0)
+
+
 async def _at_rest(site: Site) -> None:
     """Until nothing else is written for two renewals of the Lease."""
     seen, since = -1, 0

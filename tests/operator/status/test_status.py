@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,80 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_operator.api.conditions import Type
-from forebay_operator.api.crd import custom_resource_definition
-from forebay_operator.api.labels import Pool
 from forebay_operator.observe.types import (
-    DeploymentView,
     LatencyView,
-    NodeView,
     Observation,
-    PodView,
     Problem,
     ProblemKind,
 )
-from forebay_operator.status.build import build_status
-from forebay_operator.status.remedies import REMEDIES
-from forebay_wire.load import LoadReport
 from support.admission import admit
-from support.manifests import changed, make_model
-from support.structural import faults_of
-
-NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-NODES = (NodeView("n", {}, {"nvidia.com/gpu": 64}),)
-CRD = custom_resource_definition()
-STATUS_SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-
-
-def report(**values: Any) -> LoadReport:
-    return LoadReport(engine_id="e", epoch=1, ready=True, **values)
-
-
-def pod(pool: Pool, index: int = 0, **values: Any) -> PodView:
-    created = NOW.timestamp() - 3600
-    defaults: dict[str, Any] = {"ready": True, "node": "n", "load": report(), "role": pool, "created_unix": created}
-    return PodView(**{"name": f"{pool}-{index}", "pool": pool, "revision": "r1", **defaults, **values})
-
-
-def deployment(pool: Pool | None, replicas: int = 1, **values: Any) -> DeploymentView:
-    name = f"{pool or 'router'}-{values.get('revision', 'r1')}"
-    defaults = {"revision": "r1", "ready": replicas, "updated": replicas, "generation": 1, "observed_generation": 1}
-    return DeploymentView(**{"name": name, "pool": pool, "replicas": replicas, **defaults, **values})
-
-
-DEPLOYMENTS = (deployment("prefill"), deployment("decode"), deployment(None, 2))
-HEALTHY = Observation(
-    generation=3,
-    pods=(pod("prefill"), pod("decode")),
-    deployments=DEPLOYMENTS,
-    nodes=NODES,
-    router_ready=2,
-    latency=LatencyView(640, 31, 99),
+from support.manifests import changed
+from support.statuses import (
+    CRD,
+    DEPLOYMENTS,
+    HEALTHY,
+    NO_GPUS,
+    NODES,
+    NOW,
+    STATUS_SCHEMA,
+    condition,
+    deployment,
+    loads,
+    pod,
+    report,
+    status_of,
+    unready,
+    with_problem,
 )
-
-
-def status_of(
-    observation: Observation,
-    changes: dict[str, Any] | None = None,
-    *,
-    previous: dict[str, Any] | None = None,
-    now: datetime = NOW,
-    targets: dict[Pool, int] | None = None,
-    readable: bool = True,
-) -> dict[str, Any]:
-    return build_status(
-        make_model(changes or {}) if readable else None,
-        observation,
-        name="assistant",
-        namespace="llm",
-        targets=targets or {"prefill": 1, "decode": 1},
-        previous=previous or {},
-        now=now,
-    )
-
-
-def condition(status: dict[str, Any], type_: Type) -> dict[str, Any]:
-    (found,) = [c for c in status["conditions"] if c["type"] == type_]
-    return dict(found)
+from support.structural import faults_of
 
 
 def test_a_model_that_serves() -> None:
@@ -127,236 +79,6 @@ def test_a_status_is_what_the_crd_takes() -> None:
     for observation in (HEALTHY, Observation(generation=1)):
         _, faults = admit({**changed({}), "status": status_of(observation)}, CRD)
         assert faults == []
-
-
-def unready(*pools: Pool) -> Observation:
-    pods = tuple(replace(p, ready=False) if p.pool in pools else p for p in HEALTHY.pods)
-    return replace(HEALTHY, pods=pods)
-
-
-def with_problem(kind: ProblemKind, observation: Observation = HEALTHY, pool: Pool | None = "decode") -> Observation:
-    return replace(observation, problems=(Problem(kind, "Pod llm/x", "something is wrong", pool),))
-
-
-def loads(*transports: str, **values: Any) -> Observation:
-    pods = tuple(pod("decode", index, load=report(transport=name, **values)) for index, name in enumerate(transports))
-    return replace(HEALTHY, pods=(pod("prefill"), *pods))
-
-
-FRESH_POD = NOW.timestamp() - 10
-NO_GPUS = (NodeView("n", {}),)
-
-CASES: list[tuple[str, Observation, dict[str, Any], Type, str, str, str]] = [
-    # what, observation, changes of the spec, condition, status, reason, part of the message
-    ("no router", replace(HEALTHY, router_ready=0), {}, Type.READY, "False", "NoRouterReady", "no router is ready"),
-    ("no worker", unready("prefill", "decode"), {}, Type.READY, "False", "NoWorkerReady", "no worker is ready"),
-    ("one role", unready("prefill"), {}, Type.READY, "True", "ServingDegraded", "no prefill worker is ready"),
-    (
-        "one role, refused",
-        unready("decode"),
-        {"router.fallback": "Refuse"},
-        Type.READY,
-        "False",
-        "NoDecodeWorkerReady",
-        "router.fallback is Refuse",
-    ),
-    (
-        "why not ready",
-        with_problem(ProblemKind.IMAGE_PULL, unready("prefill", "decode")),
-        {},
-        Type.READY,
-        "False",
-        "NoWorkerReady",
-        "no worker is ready. Pod llm/x: something is wrong; correct the image",
-    ),
-    (
-        "drained workers do not count",
-        replace(HEALTHY, pods=(pod("prefill", draining=True), pod("decode", terminating=True))),
-        {},
-        Type.READY,
-        "False",
-        "NoWorkerReady",
-        "",
-    ),
-    (
-        "a worker without a role serves in its home pool",
-        replace(HEALTHY, pods=(pod("prefill", role=None), pod("decode", role=None))),
-        {},
-        Type.READY,
-        "True",
-        "Serving",
-        "",
-    ),
-    ("first look", Observation(generation=1), {}, Type.RECONCILING, "True", "Starting", "children are being made"),
-    (
-        "first start",
-        unready("prefill", "decode"),
-        {},
-        Type.RECONCILING,
-        "True",
-        "Starting",
-        "waiting for the first workers",
-    ),
-    (
-        "rollout",
-        replace(HEALTHY, deployments=(*DEPLOYMENTS, deployment("decode", revision="r2"))),
-        {},
-        Type.RECONCILING,
-        "True",
-        "RollingOut",
-        "decode workers are being moved",
-    ),
-    (
-        "an empty old revision is no rollout",
-        replace(HEALTHY, deployments=(*DEPLOYMENTS, deployment("decode", 0, revision="r0"))),
-        {},
-        Type.RECONCILING,
-        "False",
-        "UpToDate",
-        "",
-    ),
-    (
-        "router rollout",
-        replace(HEALTHY, deployments=(*DEPLOYMENTS[:2], deployment(None, 2, updated=1))),
-        {},
-        Type.RECONCILING,
-        "True",
-        "RollingOut",
-        "routers are being moved",
-    ),
-    (
-        "a rescale is no reconciling",
-        replace(HEALTHY, deployments=(deployment("prefill", 3, ready=1), *DEPLOYMENTS[1:])),
-        {},
-        Type.RECONCILING,
-        "False",
-        "UpToDate",
-        "",
-    ),
-    *(
-        (
-            f"stalled by {kind}",
-            with_problem(kind),
-            {},
-            Type.STALLED,
-            "True" if REMEDIES[kind].stalls else "False",
-            str(REMEDIES[kind].reason) if REMEDIES[kind].stalls else "NotStalled",
-            f"Pod llm/x: something is wrong; {REMEDIES[kind].text}" if REMEDIES[kind].stalls else "",
-        )
-        for kind in ProblemKind
-    ),
-    (
-        "unplaced for a moment",
-        replace(HEALTHY, nodes=NO_GPUS, pods=(pod("decode", node=None, ready=False, created_unix=FRESH_POD),)),
-        {},
-        Type.STALLED,
-        "False",
-        "NotStalled",
-        "",
-    ),
-    (
-        "unplaced for long",
-        replace(HEALTHY, nodes=NO_GPUS, pods=(pod("decode", node=None, ready=False),)),
-        {},
-        Type.STALLED,
-        "True",
-        "TooFewGPUs",
-        "prefill: 1 worker of 1 nvidia.com/gpu each must fit",
-    ),
-    ("pinning", replace(HEALTHY, nodes=NO_GPUS), {}, Type.PINNING_SATISFIED, "False", "TooFewGPUs", "room for 0"),
-    ("no nodes", replace(HEALTHY, nodes=None), {}, Type.PINNING_SATISFIED, "Unknown", "NodesNotReadable", ""),
-    ("below target", unready("decode"), {}, Type.POOLS_AVAILABLE, "False", "BelowMinimum", "prefill 1/1, decode 0/1"),
-    ("no router to ask", replace(HEALTHY, router_ready=0), {}, Type.METRICS_AVAILABLE, "False", "Missing", "holds"),
-    (
-        "nobody answers",
-        replace(HEALTHY, latency=None, pods=(pod("prefill", load=None), pod("decode", load=None))),
-        {},
-        Type.METRICS_AVAILABLE,
-        "False",
-        "Missing",
-        "could not be asked",
-    ),
-    (
-        "one is silent",
-        replace(HEALTHY, pods=(pod("prefill", load=None), pod("decode"))),
-        {},
-        Type.METRICS_AVAILABLE,
-        "False",
-        "Stale",
-        "1 of 2 workers have no fresh report",
-    ),
-    ("off", HEALTHY, {"scaling.mode": "Off"}, Type.SCALING_LIMITED, "False", "ScalingOff", ""),
-    (
-        "ratio",
-        HEALTHY,
-        {"scaling.ratio": {"min": "1:4", "max": "1:2"}},
-        Type.RATIO_WITHIN_BOUNDS,
-        "False",
-        "OutOfBounds",
-        "1:1 is outside 1:4 to 1:2",
-    ),
-    ("no ratio", unready("decode"), {}, Type.RATIO_WITHIN_BOUNDS, "Unknown", "NoWorkers", ""),
-    ("transport", loads("TCP"), {}, Type.TRANSPORT_READY, "True", "InUse", "workers use 1 x TCP"),
-    (
-        "as asked",
-        loads("RDMA", "RDMA", "Unknown"),
-        {"transfer.transport": "RDMA"},
-        Type.TRANSPORT_READY,
-        "True",
-        "AsAsked",
-        "2 x RDMA",
-    ),
-    (
-        "better than asked",
-        loads("RDMA"),
-        {"transfer.transport": "TCP"},
-        Type.TRANSPORT_READY,
-        "True",
-        "AsAsked",
-        "1 x RDMA",
-    ),
-    (
-        "worse than asked",
-        loads("RDMA", "TCP"),
-        {"transfer.transport": "RDMA"},
-        Type.TRANSPORT_READY,
-        "False",
-        "WorseThanAsked",
-        "transfer.transport is RDMA; workers use 1 x RDMA, 1 x TCP",
-    ),
-    (
-        "required and not had",
-        with_problem(ProblemKind.TRANSPORT),
-        {"transfer": {"transport": "RDMA", "required": True}},
-        Type.TRANSPORT_READY,
-        "False",
-        "TransportUnavailable",
-        "give the pods a device",
-    ),
-    (
-        "simulated",
-        loads("Simulated"),
-        {"engine.type": "Simulated"},
-        Type.TRANSPORT_READY,
-        "True",
-        "Simulated",
-        "moves no bytes",
-    ),
-    ("paused", HEALTHY, {"scaling.pause": "ScaleDown"}, Type.PAUSED, "True", "PausedBySpec", "is ScaleDown"),
-]
-
-
-@pytest.mark.parametrize(
-    ("observation", "changes", "type_", "verdict", "reason", "message"),
-    [case[1:] for case in CASES],
-    ids=[case[0] for case in CASES],
-)
-def test_conditions(
-    observation: Observation, changes: dict[str, Any], type_: Type, verdict: str, reason: str, message: str
-) -> None:
-    found = condition(status_of(observation, changes), type_)
-    assert (found["status"], found["reason"]) == (verdict, reason)
-    assert message in found["message"]
 
 
 def test_a_pool_below_its_target_but_not_its_minimum() -> None:
@@ -470,6 +192,8 @@ pods = st.builds(
     node=st.sampled_from(["n", None]),
     load=st.none() | st.builds(report, transport=st.sampled_from(["TCP", "RDMA", "Unknown", "new"])),
 )
+
+
 observations = st.builds(
     Observation,
     generation=st.integers(1, 9),
