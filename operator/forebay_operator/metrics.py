@@ -71,6 +71,8 @@ class OperatorMetrics:
                 # `remove` raises KeyError for labels that were never set.
                 gauge.labels(*key, role)
                 gauge.remove(*key, role)
+        for counter in (self._decisions, self._flaps):
+            counter.remove_by_labels({"namespace": key[0], "model": key[1]})
 
     def watch_queue(self, due: Due[Key], clock: Callable[[], float]) -> None:
         self.registry.register(_Queue(due, clock))

@@ -17,6 +17,8 @@ ROLE_SECONDS: Final = 1.0
 STALE_SECONDS: Final = {"Endpoints": 30.0, "Prometheus": 90.0}
 """Prometheus scrapes each 15 to 60 s."""
 
+MIXED_SHARE: Final = 0.9
+
 Pause = Literal["None", "All", "ScaleUp", "ScaleDown"]
 
 
@@ -38,7 +40,7 @@ def law_policy(spec: DisaggregatedModelSpec, workers: Workers, workers_total: in
         ttft_seconds=objectives.time_to_first_token_milliseconds / 1e3,
         tpot_seconds=objectives.time_per_output_token_milliseconds / 1e3,
         gear=Gear(ROLE_SECONDS, drains=False),
-        workers=workers,
+        workers=_mixing(workers, objectives.time_per_output_token_milliseconds / 1e3),
         bounds=Bounds(
             prefill_min=fewest["prefill"],
             prefill_max=most["prefill"],
@@ -47,12 +49,21 @@ def law_policy(spec: DisaggregatedModelSpec, workers: Workers, workers_total: in
             ratio_min=parse_ratio(scaling.ratio.min),
             ratio_max=parse_ratio(scaling.ratio.max),
         ),
+        convertible=spec.router.convertible != "Never",
         mode=scaling.mode if scaling.role_switching == "Enabled" else "Off",
         pause=_pause(spec),
         stale_seconds=STALE_SECONDS[scaling.metrics.source],
     )
     rate = _moves_per_minute(spec, workers_total)
     return policy if rate is None else replace(policy, moves_per_minute=rate)
+
+
+def _mixing(workers: Workers, tpot: float) -> Workers:
+    """With what a decode worker computes of prompts beside its decodes: what the router's gear lets such a step take
+    (forebay_router.gear.MIXED_SHARE), less what a decode step takes anyway."""
+    seconds = MIXED_SHARE * tpot
+    chunk = int(workers.prefill_velocity * max(0.0, seconds - workers.weights_seconds))
+    return replace(workers, mixed_chunk=chunk, mixed_seconds=seconds) if chunk > 0 else workers
 
 
 def _pause(spec: DisaggregatedModelSpec) -> Pause:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -34,11 +34,10 @@ LAW: Final = "law"
 """Key in status.memory: the law's checkpoint."""
 
 LOOK_SECONDS: Final = 1.0
-TROUBLE_SECONDS: Final = 5.0
-"""What keeps the law from deciding becomes a condition once it has lasted so long."""
+HISTORY: Final = 10
 
 Key = tuple[str, str]
-MakeSource = Callable[[Key, Metrics, Totals | None, Capacity | None], Awaitable[TrafficSource]]
+MakeSource = Callable[[Key, DisaggregatedModelSpec, Totals | None, Capacity | None], Awaitable[TrafficSource]]
 
 
 class Counts(Protocol):
@@ -67,8 +66,12 @@ class Following:
     """Decided and not recorded yet."""
 
     told: dict[str, Any] | None = None
-    history: list[dict[str, Any]] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
     trouble: MetricsView | None = None
+    source: TrafficSource | None = None
+    asked: Metrics | None = None
+    base: Totals | None = None
+    capacity: Capacity | None = None
     task: asyncio.Task[None] | None = None
 
 
@@ -134,7 +137,7 @@ class Rescaler:
             # It is recorded; or there are other workers now than it was decided for.
             held.pending = None
         held.target = target
-        return Word(held.told, held.history or [], held.law, held.pending, held.trouble)
+        return Word(held.told, held.history, held.law, held.pending, held.trouble)
 
     def forget(self, key: Key) -> None:
         held = self._following.pop(key, None)
@@ -156,36 +159,33 @@ class Rescaler:
         held = Following(uid, spec, fleet, target, pilot, law)
         held.told = status.get("decision")
         held.history = list(status.get("decisions") or [])
+        held.base, held.capacity = checkpoint.totals, checkpoint.capacity
         self._following[key] = held
-        held.task = asyncio.create_task(self._follow(key, held, checkpoint))
+        self._start(key, held)
         return held
 
-    async def _follow(self, key: Key, held: Following, checkpoint: Checkpoint) -> None:
+    def _start(self, key: Key, held: Following) -> None:
+        held.task = asyncio.create_task(self._follow(key, held))
+
+    async def _follow(self, key: Key, held: Following) -> None:
         """One look after another; a look that fails unforeseen is logged, and the next one comes."""
-        source: TrafficSource | None = None
-        asked: Metrics | None = None
-        totals, capacity = checkpoint.totals, checkpoint.capacity
+        loop = asyncio.get_running_loop()
         try:
             while True:
-                began = asyncio.get_running_loop().time()
+                began = loop.time()
                 try:
-                    if source is None or asked != held.spec.scaling.metrics:
-                        if source is not None:
-                            capacity, totals = source.capacity, held.pilot.totals
-                            await source.close()
-                            source = None
-                        asked = held.spec.scaling.metrics
-                        source = await self._make_source(key, asked, totals, capacity)
-                    await self._look(key, held, source)
+                    await self.look(key)
                 except Exception:
                     log.exception("%s: looking at its traffic", key)
-                spent = asyncio.get_running_loop().time() - began
-                await asyncio.sleep(max(0.1, self._look_seconds - spent))
+                await asyncio.sleep(max(0.1, self._look_seconds - (loop.time() - began)))
         finally:
-            if source is not None:
-                await source.close()
+            if held.source is not None:
+                await held.source.close()
 
-    async def _look(self, key: Key, held: Following, source: TrafficSource) -> None:
+    async def look(self, key: Key) -> None:
+        """One look, one ruling; wakes the reconcile when there is news."""
+        held = self._following[key]
+        source = await self._source(key, held)
         observed = await source.observe(held.fleet)
         now, pilot = self._clock(), held.pilot
         told, flaps = pilot.told, pilot.flaps
@@ -193,18 +193,11 @@ class Rescaler:
         ruling = pilot.rule(observed, held.spec, in_force, source.workers(), now)
         self._counts.decided(key, ruling.decision.reason)
         self._counts.flapped(key, pilot.flaps - flaps)
-        news = False
+        news = ruling.move is not None
         if ruling.move is not None:
             held.pending = ruling.move
-            news = True
-        if ruling.told is not told and ruling.told is not None:
-            said = as_status(ruling.told)
-            if held.told is not None and not _same(held.told, said):
-                held.history = [held.told, *(held.history or [])][:HISTORY]
-                news = True
-            if held.told is None or not _same(held.told, said):
-                held.told = said
-                news = True
+        if ruling.told is not None and ruling.told is not told:
+            news |= self._say(held, as_status(ruling.told))
         trouble = _trouble(pilot.trouble())
         if _kind(trouble) != _kind(held.trouble):
             held.trouble = trouble
@@ -213,8 +206,27 @@ class Rescaler:
             held.law = write_checkpoint(pilot.checkpoint(source.capacity, windows=False))
             self._wake(key)
 
+    def _say(self, held: Following, said: dict[str, Any]) -> bool:
+        """Whether it is news."""
+        if held.told is not None:
+            if _same(held.told, said):
+                return False
+            held.history = [held.told, *held.history][:HISTORY]
+        held.told = said
+        return True
 
-HISTORY: Final = 10
+    async def _source(self, key: Key, held: Following) -> TrafficSource:
+        """The one that the spec asks for now. Another one goes on from what the one before had counted and learnt."""
+        asked = held.spec.scaling.metrics
+        if held.source is not None and held.asked == asked:
+            return held.source
+        if held.source is not None:
+            held.base, held.capacity = held.pilot.totals, held.source.capacity
+            await held.source.close()
+            held.source = None
+        held.source = await self._make_source(key, held.spec, held.base, held.capacity)
+        held.asked = asked
+        return held.source
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

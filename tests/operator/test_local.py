@@ -101,6 +101,7 @@ def test_containers_of_the_example() -> None:
         "--fallback=both-phases",
         "--ttft-ms=2000",
         "--tpot-ms=200",
+        "--convertible=overflow",
         "--drain-timeout-seconds=60",
     )
     assert decode.env["OMP_NUM_THREADS"] == "1"
@@ -281,6 +282,15 @@ def test_of_two_alike_the_one_on_loan_goes_home_first() -> None:
     workers = [WorkerRole("a", "prefill", "prefill", 0), WorkerRole("b", "decode", "prefill", 0)]
     workers += [WorkerRole("c", "decode", "decode", 0)]
     assert switch(workers, Ratio(1, 2)) == {"b": "decode"}
+
+
+def test_a_dead_worker_is_not_switched_however_idle_it_is() -> None:
+    workers = [WorkerRole("dead", "decode", "decode", 0, ready=False), WorkerRole("busy", "decode", "decode", 9)]
+    workers += [WorkerRole("p", "prefill", "prefill", 0)]
+    assert switch(workers, Ratio(2, 1)) == {"busy": "prefill"}
+    workers[1] = WorkerRole("also", "decode", "decode", 0, ready=False)
+    with pytest.raises(RatioRefused, match=r"2:1 needs 1 more in role prefill, and only 0 .*wait for also, dead"):
+        switch(workers, Ratio(2, 1))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def spec(mode: str = "Auto", **scaling: Any) -> DisaggregatedModelSpec:
             "scaling": {"mode": mode, **scaling},
             "prefill": {"replicas": 2},
             "decode": {"replicas": 4},
+            "router": {"convertible": "Never"},
         }
     )
 
@@ -248,4 +249,7 @@ def test_policy_of_a_spec() -> None:
     assert (bounds.prefill_min, bounds.prefill_max, bounds.decode_min, bounds.decode_max) == (2, 5, 1, 5)
     assert (str(bounds.ratio_min), str(bounds.ratio_max)) == ("1:3", "2:1")
     assert policy.moves_per_minute == 3
+    assert policy.convertible
+    assert policy.workers.mixed_seconds == pytest.approx(0.09), "of a TPOT objective of 100 ms"
+    assert policy.workers.mixed_chunk == 350
     assert policy.stale_seconds == 90

@@ -29,11 +29,19 @@ from forebay_operator.pilot import Checkpoint, Pilot
 MEMORY: Final = "law.json"
 
 
-class _Saved(msgspec.Struct):
+class Saved(msgspec.Struct):
+    """The file in the state folder."""
+
     spec: str
-    """Digest of what the figures were learnt with: another engine or model has other speeds."""
+    """learnt_with() of the model."""
 
     checkpoint: Checkpoint
+
+
+def learnt_with(model: DisaggregatedModel) -> str:
+    """Digest of what the figures depend on: another engine or model has other speeds."""
+    parts = model.spec.model_dump(mode="json", include={"model", "engine"})
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class Rescaling:
@@ -59,9 +67,7 @@ class Rescaling:
         self._state = state
         self._switch = switch
         self._tell = tell
-        self._digest = hashlib.sha256(
-            json.dumps(model.spec.model_dump(mode="json", include={"model", "engine"}), sort_keys=True).encode()
-        ).hexdigest()
+        self._digest = learnt_with(model)
         checkpoint = self._read()
         self.pilot = Pilot(checkpoint, now=self._clock())
         self.source = EndpointsSource(
@@ -109,13 +115,13 @@ class Rescaling:
         """Losing it costs a minute of learning: no reason to end."""
         if self.pilot.believed is None:
             return
-        saved = _Saved(self._digest, self.pilot.checkpoint(self.source.capacity, windows=True))
+        saved = Saved(self._digest, self.pilot.checkpoint(self.source.capacity, windows=True))
         with contextlib.suppress(LocalError):
             self._state.write(MEMORY, msgspec.json.encode(saved))
 
     def _read(self) -> Checkpoint:
         try:
-            saved = msgspec.json.decode((self._state.path / MEMORY).read_bytes(), type=_Saved)
+            saved = msgspec.json.decode((self._state.path / MEMORY).read_bytes(), type=Saved)
         except (OSError, msgspec.MsgspecError):
             return Checkpoint()
         return saved.checkpoint if saved.spec == self._digest else Checkpoint()

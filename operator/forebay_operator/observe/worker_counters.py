@@ -96,11 +96,15 @@ def parse_page(page: bytes) -> Page:
     text = page.decode("utf-8", "replace")
     ours = names.ENGINE_DECODE_STEPS in text
     prefix, wanted = ("forebay_engine_", ENGINE) if ours else ("vllm:", VLLM)
-    found = _sums(text, prefix, wanted)
+    return page_of(_sums(text, prefix, wanted), wanted, {} if ours else _label(text, "vllm:cache_config_info"))
+
+
+def page_of(found: Mapping[str, float], wanted: Mapping[str, str], cache: Mapping[str, str]) -> Page:
+    """From the sums of each wanted field. `wanted` is ENGINE or VLLM; `cache`: labels of vLLM's cache_config_info."""
     missing = [name for name, field in wanted.items() if field not in found]
     if missing:
         raise BadMetrics(f"{missing[0]} is not there")
-    return _ours(found) if ours else _of_vllm(found, _label(text, "vllm:cache_config_info"))
+    return _ours(found) if wanted is ENGINE else _of_vllm(found, cache)
 
 
 def _sums(text: str, prefix: str, wanted: Mapping[str, str]) -> dict[str, float]:

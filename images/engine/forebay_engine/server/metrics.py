@@ -25,6 +25,10 @@ _GAUGES: tuple[tuple[str, str, Callable[[CoreStats], float]], ...] = (
         lambda s: 1 - s.free_blocks / s.total_blocks if s.total_blocks else 0.0,
     ),
     (names.ENGINE_RESIDENT_TOKENS, "Context tokens of decoding requests", lambda s: s.resident_decode_tokens),
+    (names.ENGINE_WAITING_PULLS, "Requests waiting for another worker's KV", lambda s: s.waiting_pulls),
+    (names.ENGINE_DECODING, "Requests that the last step made a token for", lambda s: s.decoding),
+    (names.ENGINE_QUEUED_PREFILL, "Prompt tokens not computed yet", lambda s: s.queued_prefill_tokens),
+    (names.ENGINE_KV_BLOCKS, "KV blocks there are", lambda s: s.total_blocks),
     (names.ENGINE_HELD_BLOCKS, "KV blocks leased out, waiting to be pulled", lambda s: s.held_blocks),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[CoreStats], float]], ...] = (

@@ -1,0 +1,225 @@
+"""Observations from a Prometheus that scrapes routers and workers, by its HTTP API.
+
+prometheus-api-client asks in a thread of its own: a server that hangs holds up nothing but this model's next look.
+TLS is verified. Token and certificates are asked for again and again, so that they may be changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import requests
+from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
+from requests.packages.urllib3.util.retry import Retry
+
+from forebay_operator.decide.types import Workers
+from forebay_operator.observe.assemble import Assembler, Unanswered
+from forebay_operator.observe.fits import Capacity
+from forebay_operator.observe.fleet import Fleet
+from forebay_operator.observe.prometheus_samples import (
+    LOAD,
+    ROUTER,
+    VLLM_LOAD,
+    Sample,
+    ages,
+    by_pod,
+    pages,
+    reported_workers,
+    router_report,
+    samples,
+    selector,
+)
+from forebay_operator.observe.router_report import BadReport, RouterReport, Totals
+from forebay_operator.observe.traffic import Observation
+from forebay_operator.observe.worker_counters import ENGINE, VLLM, Page
+from forebay_wire import metrics as names
+
+LOOK_SECONDS: Final = 5.0
+"""Scrapes are 15 s apart or more: asking more often brings nothing."""
+
+DEADLINE_SECONDS: Final = 10.0
+SAME_SCRAPE_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 75.0
+"""Four scrapes of 15 s and the query. Beyond it a source is stale."""
+
+WORKER_METRICS: Final = (*LOAD, *VLLM_LOAD, *ENGINE, *VLLM, "vllm:cache_config_info")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where and for whom to ask."""
+
+    url: str
+    namespace: str
+    model: str
+    block_size: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    token: str = ""
+    ca: bytes = b""
+    """PEM certificates to trust instead of the usual ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    routers: dict[str, list[Sample]]
+    workers: dict[str, list[Sample]]
+    ages: dict[str, float]
+
+
+class PrometheusSource:
+    name = "Prometheus"
+
+    def __init__(
+        self,
+        asked: Asked,
+        clock: Callable[[], float],
+        *,
+        credentials: Callable[[], Awaitable[Credentials]],
+        base: Totals | None = None,
+        capacity: Capacity | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`credentials` are asked for before each look; ValueError says why there are none."""
+        self._asked = asked
+        self._clock = clock
+        self._credentials = credentials
+        self._monotonic = monotonic
+        self._assembler = Assembler(
+            totals_source="Prometheus",
+            fits_source="Prometheus",
+            patience=PATIENCE_SECONDS,
+            base=base,
+            capacity=capacity,
+        )
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self._ca = b""
+        self._ca_file = ""
+        self._connect = PrometheusConnect(
+            url=asked.url.rstrip("/"), session=self._session, retry=Retry(total=0), timeout=DEADLINE_SECONDS
+        )
+        self._next = 0.0
+        self._last: Observation | None = None
+        self._scraped_at = -1.0
+        self._routers: tuple[str, ...] = ("of the model",)
+        """Router pods that it knew at the last answer."""
+
+    async def observe(self, fleet: Fleet) -> Observation:
+        now = self._monotonic()
+        if self._last is not None and now < self._next:
+            return self._last
+        self._next = now + LOOK_SECONDS
+        answer = await self._ask()
+        if isinstance(answer, _Answer) and answer.routers:
+            # What it counts was true at the scrape, and nothing is new before the next one.
+            scraped = self._clock() - max(answer.ages.get(pod, 0.0) for pod in answer.routers)
+            if self._last is not None and abs(scraped - self._scraped_at) < SAME_SCRAPE_SECONDS:
+                return self._last
+            self._scraped_at = scraped
+        self._last = self._observation(fleet, answer)
+        return self._last
+
+    def workers(self) -> Workers | None:
+        return self._assembler.workers()
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._assembler.capacity
+
+    async def close(self) -> None:
+        # A query that hangs in its thread ends at its own deadline.
+        self._connect.close()
+        self._forget_ca()
+
+    async def _ask(self) -> _Answer | Unanswered:
+        try:
+            self._trust(await self._credentials())
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                return await asyncio.to_thread(self._queries)
+        except TimeoutError:
+            return Unanswered(f"no answer within {DEADLINE_SECONDS:g} s")
+        except BadReport as error:
+            return Unanswered(str(error), invalid=True)
+        except PrometheusApiClientException as error:
+            return Unanswered(str(error)[:200], invalid=True)
+        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+            # requests' JSONDecodeError is a RequestException: HTML where JSON should be.
+            invalid = isinstance(error, (KeyError, TypeError, requests.JSONDecodeError))
+            return Unanswered(f"{type(error).__name__}: {str(error)[:160]}", invalid=invalid)
+
+    def _trust(self, credentials: Credentials) -> None:
+        self._connect.headers = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
+        if credentials.ca != self._ca:
+            self._forget_ca()
+            self._ca = credentials.ca
+            if self._ca:
+                with tempfile.NamedTemporaryFile(prefix="forebay-ca-", delete=False) as file:
+                    file.write(self._ca)
+                self._ca_file = file.name
+        self._session.verify = self._ca_file or True
+
+    def _forget_ca(self) -> None:
+        if self._ca_file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._ca_file)
+        self._ca, self._ca_file = b"", ""
+
+    def _queries(self) -> _Answer:
+        """In a thread."""
+        asked = self._asked
+        router_pods, worker_pods = f"{asked.model}-router-.+", f"{asked.model}-(prefill|decode)-.+"
+        routers = self._query(selector([*ROUTER], asked.namespace, router_pods))
+        workers = self._query(selector(WORKER_METRICS, asked.namespace, worker_pods))
+        stamped = selector([names.ROUTER_OFFERED_REQUESTS], asked.namespace, router_pods)
+        beaten = selector([names.ENGINE_RUNNING, "vllm:num_requests_running"], asked.namespace, worker_pods)
+        at = [(sample, float(entry["value"][0])) for query in (stamped, beaten) for sample, entry in self._at(query)]
+        return _Answer(by_pod(samples(routers)), by_pod(samples(workers)), ages(at))
+
+    def _at(self, query: str) -> list[tuple[Sample, Any]]:
+        result = self._query(f"timestamp({query})")
+        return list(zip(samples(result), result, strict=True))
+
+    def _query(self, query: str) -> Any:
+        return self._connect.custom_query(query, timeout=DEADLINE_SECONDS)
+
+    def _observation(self, fleet: Fleet, answer: _Answer | Unanswered) -> Observation:
+        if isinstance(answer, _Answer) and not answer.routers:
+            series = f"{names.ROUTER_OFFERED_REQUESTS} of pods {self._asked.model}-router-*"
+            answer = Unanswered(f"it has no series {series}; let it scrape the PodMonitor")
+        if isinstance(answer, Unanswered):
+            known = Fleet(fleet.members, self._routers)
+            return self._assembler.look(known, dict.fromkeys(self._routers, answer), {}, self._clock())
+        self._routers = tuple(answer.routers)
+        reports: dict[str, RouterReport | Unanswered] = {}
+        seen = reported_workers(answer.workers, answer.ages, fleet, self._asked.block_size, _prompt(answer.routers))
+        for pod, found in answer.routers.items():
+            age = answer.ages.get(pod, 0.0)
+            try:
+                reports[pod] = router_report(found, seen)
+            except BadReport as error:
+                reports[pod] = Unanswered(str(error), invalid=True)
+            if age > PATIENCE_SECONDS:
+                reports[pod] = Unanswered(f"its last sample is {age:.0f} s old")
+        whole: dict[str, Page | Unanswered] = dict(pages(answer.workers))
+        return self._assembler.look(Fleet(fleet.members, self._routers), reports, whole, self._scraped_at)
+
+
+def _prompt(routers: Mapping[str, list[Sample]]) -> float:
+    """Mean tokens of the prompts so far."""
+    sums = {names.ROUTER_OFFERED_PROMPT_TOKENS: 0.0, names.ROUTER_OFFERED_REQUESTS: 0.0}
+    for found in routers.values():
+        for labels, value in found:
+            name = labels.get("__name__", "")
+            if name in sums:
+                sums[name] += value
+    return sums[names.ROUTER_OFFERED_PROMPT_TOKENS] / max(1.0, sums[names.ROUTER_OFFERED_REQUESTS])

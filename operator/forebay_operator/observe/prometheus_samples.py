@@ -1,0 +1,180 @@
+"""Answers of Prometheus' HTTP API to the reports and pages that a direct look would give. Pure.
+
+Ages are between Prometheus' own clock at the query and its own clock at the scrape: whose clock is ahead of whose does
+not matter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from forebay_operator.observe.fleet import Fleet
+from forebay_operator.observe.router_report import BadReport, ReportedLoad, ReportedWorker, RouterReport, Totals
+from forebay_operator.observe.worker_counters import ENGINE, MOST, VLLM, BadMetrics, Page, page_of
+from forebay_wire import metrics as names
+
+ROUTER: Final[Mapping[str, str]] = {
+    names.ROUTER_OFFERED_REQUESTS: "offered_requests",
+    names.ROUTER_OFFERED_PROMPT_TOKENS: "offered_tokens",
+    names.ROUTER_CACHED_PROMPT_TOKENS: "cached_tokens",
+    names.ROUTER_GENERATED_TOKENS: "generated_tokens",
+    names.ROUTER_IN_OBJECTIVE: "in_objective",
+    names.ROUTER_REQUESTS: "requests",
+}
+LOAD: Final[Mapping[str, str]] = {
+    names.ENGINE_RUNNING: "running",
+    names.ENGINE_WAITING: "waiting",
+    names.ENGINE_WAITING_PULLS: "waiting_pulls",
+    names.ENGINE_DECODING: "decoding",
+    names.ENGINE_QUEUED_PREFILL: "queued_prefill_tokens",
+    names.ENGINE_RESIDENT_TOKENS: "resident_decode_tokens",
+    names.ENGINE_KV_BLOCKS: "total_blocks",
+    names.ENGINE_KV_USAGE: "usage",
+}
+VLLM_LOAD: Final[Mapping[str, str]] = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "usage",
+}
+NEVER_YET: Final = frozenset({"requests", "generated_tokens", "cached_tokens", "in_objective"})
+"""Counters that a router exports from its first request on."""
+
+Sample = tuple[Mapping[str, str], float]
+"""Labels and value."""
+
+
+def selector(wanted: Sequence[str], namespace: str, pods: str) -> str:
+    """PromQL for the latest samples of these metrics, of pods whose name matches the pattern."""
+    of = "|".join(re.escape(name).replace("\\", "\\\\") for name in wanted)
+    return f'{{__name__=~"{of}",namespace="{namespace}",pod=~"{pods}"}}'
+
+
+def samples(result: Any) -> list[Sample]:
+    """Of an instant query's `result`. Raises BadReport for anything that is not a vector of plain numbers in range."""
+    if not isinstance(result, list):
+        raise BadReport(f"the answer is no vector of samples: {str(result)[:80]!r}")
+    found: list[Sample] = []
+    for entry in result:
+        try:
+            labels, value = entry["metric"], float(entry["value"][1])
+            name = labels.get("__name__", "a sample")
+        except (TypeError, KeyError, IndexError, ValueError, AttributeError):
+            raise BadReport(f"the answer holds no sample: {str(entry)[:80]!r}") from None
+        if not (math.isfinite(value) and 0 <= value <= MOST):
+            raise BadReport(f"{name} of pod {labels.get('pod', '?')} is {value}; it must be from 0 to {MOST:g}")
+        found.append((labels, value))
+    return found
+
+
+def by_pod(found: Sequence[Sample]) -> dict[str, list[Sample]]:
+    pods: dict[str, list[Sample]] = defaultdict(list)
+    for labels, value in found:
+        if "pod" not in labels:
+            raise BadReport("samples carry no label `pod`: scrape the pods with a PodMonitor, or keep that label")
+        pods[labels["pod"]].append((labels, value))
+    return pods
+
+
+def ages(scraped: Sequence[tuple[Sample, float]]) -> dict[str, float]:
+    """Of each pod's newest sample, from (timestamp() sample, time of the query)."""
+    found: dict[str, float] = {}
+    for (labels, at), now in scraped:
+        pod = labels.get("pod", "")
+        age = max(0.0, now - at)
+        found[pod] = min(age, found.get(pod, math.inf))
+    return found
+
+
+def router_report(found: Sequence[Sample], workers: tuple[ReportedWorker, ...]) -> RouterReport:
+    """Of one router's samples. Misses are not told apart by objective: the law adds them up."""
+    values: dict[str, float] = defaultdict(float)
+    refused = finished = 0.0
+    for labels, value in found:
+        field = ROUTER.get(labels.get("__name__", ""))
+        if field is None:
+            continue
+        values[field] += value
+        if field == "requests":
+            code = labels.get("code", "")
+            if not code.isdigit():
+                raise BadReport(f"{names.ROUTER_REQUESTS} has code {code!r}: its labels are not a router's")
+            finished += value if int(code) < 400 else 0
+            refused += value if int(code) == 429 or int(code) >= 500 else 0
+    missing = [name for name, field in ROUTER.items() if field not in values and field not in NEVER_YET]
+    if missing:
+        raise BadReport(f"{missing[0]} is not there")
+    missed = max(0.0, finished + refused - values["in_objective"])
+    totals = Totals(
+        offered_requests=round(values["offered_requests"]),
+        offered_tokens=round(values["offered_tokens"]),
+        cached_tokens=round(values["cached_tokens"]),
+        generated_tokens=round(values["generated_tokens"]),
+        finished=round(finished),
+        refused=round(refused),
+        missed_ttft=round(missed),
+    )
+    return RouterReport(totals, workers)
+
+
+def reported_workers(
+    pods: Mapping[str, Sequence[Sample]], aged: Mapping[str, float], fleet: Fleet, block_size: int, prompt: float
+) -> tuple[ReportedWorker, ...]:
+    """Workers as a router would report them. Their roles are those of the fleet: Prometheus does not know them.
+
+    `prompt`: mean tokens of a prompt, for vLLM, which counts the requests that wait and not their tokens.
+    """
+    return tuple(
+        ReportedWorker(
+            name=member.name,
+            role=member.target,
+            state="ready" if member.serving else "loading",
+            age_seconds=aged.get(member.name),
+            load=_load(pods[member.name], block_size, prompt) if member.name in pods else None,
+        )
+        for member in fleet.members
+    )
+
+
+def _load(found: Sequence[Sample], block_size: int, prompt: float) -> ReportedLoad:
+    held = {labels.get("__name__", ""): value for labels, value in found}
+    ours = names.ENGINE_RUNNING in held
+    fields = {field: held[name] for name, field in (LOAD if ours else VLLM_LOAD).items() if name in held}
+    usage = min(1.0, fields.pop("usage", 0.0))
+    if not ours:
+        config = next((labels for labels, _ in found if labels.get("__name__") == "vllm:cache_config_info"), {})
+        blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
+        fields["total_blocks"] = float(blocks) if blocks.isdigit() else 0.0
+        block_size = int(size) if size.isdigit() else block_size
+        fields["queued_prefill_tokens"] = fields.get("waiting", 0.0) * prompt
+        fields["decoding"] = fields.get("running", 0.0)
+        fields["resident_decode_tokens"] = usage * fields["total_blocks"] * block_size
+    total = fields.get("total_blocks", 0.0)
+    fields["free_blocks"], fields["block_size"] = total * (1 - usage), block_size
+    return msgspec.convert({field: round(value) for field, value in fields.items()}, ReportedLoad)
+
+
+def pages(pods: Mapping[str, Sequence[Sample]]) -> dict[str, Page]:
+    """Counters of the workers whose samples have all of them."""
+    made: dict[str, Page] = {}
+    for pod, found in pods.items():
+        ours = any(labels.get("__name__") == names.ENGINE_DECODE_STEPS for labels, _ in found)
+        wanted = ENGINE if ours else VLLM
+        sums: dict[str, float] = {}
+        config: Mapping[str, str] = {}
+        for labels, value in found:
+            name = labels.get("__name__", "")
+            if name in wanted:
+                sums[wanted[name]] = sums.get(wanted[name], 0.0) + value
+            elif name == "vllm:cache_config_info":
+                config = labels
+        try:
+            made[pod] = page_of(sums, wanted, config)
+        except BadMetrics:
+            continue
+    return made

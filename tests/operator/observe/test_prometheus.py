@@ -1,0 +1,205 @@
+"""The same Observation from a Prometheus that scraped the same pages; and whatever else it may answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from forebay_engine.core.handle import CoreStats
+from forebay_engine.server.metrics import ServerMetrics
+from forebay_operator.observe import prometheus
+from forebay_operator.observe.fleet import Fleet, Member
+from forebay_operator.observe.prometheus import Asked, Credentials, PrometheusSource
+from forebay_operator.observe.traffic import Health, Observation, Signal
+from forebay_router import metrics as router_metrics
+from forebay_router.metrics import RouterMetrics
+from support.fake_prometheus import FakePrometheus
+
+FLEET = Fleet((Member("assistant-prefill-1", "prefill"), Member("assistant-decode-1", "decode")), ("10.0.0.1:8000",))
+STATS = CoreStats(running=3, decoding=2, resident_decode_tokens=700, queued_prefill_tokens=90, total_blocks=100,
+                  free_blocks=75)  # fmt: skip
+
+
+class Life:
+    """A source, the Prometheus it asks, and what that has scraped; time goes on as the test says."""
+
+    def __init__(self, url: str, fake: FakePrometheus) -> None:
+        self.fake = fake
+        self.now = 1_800_000_000.0
+        self.elapsed = 0.0
+        self.counted = RouterMetrics(1.0, 0.04)
+        self.stats = STATS
+        self.credentials = Credentials()
+        self.source = PrometheusSource(
+            Asked(url, "llm", "assistant"), lambda: self.now, credentials=self._read, monotonic=lambda: self.elapsed
+        )
+
+    async def _read(self) -> Credentials:
+        return self.credentials
+
+    def scrape(self) -> None:
+        engine = ServerMetrics(lambda: self.stats).render()
+        self.fake.scrape(
+            assistant_router_1=router_metrics.text(router_metrics.exporter(self.counted)),
+            assistant_prefill_1=engine,
+            assistant_decode_1=engine,
+        )
+
+    def serve(self, requests: int = 15) -> None:
+        for _ in range(requests):
+            self.counted.offer(100)
+            self.counted.finished(0.0, "/v1/completions", 200, 0.5, 0.02)
+            self.counted.generated_tokens += 10
+
+    async def look(self, seconds: float = 15.0, *, scrape: bool = True) -> Observation:
+        self.now += seconds
+        self.elapsed += seconds
+        self.fake.clock += seconds
+        if scrape:
+            self.scrape()
+        return await self.source.observe(FLEET)
+
+
+@pytest.fixture
+async def life() -> Any:
+    fake = FakePrometheus()
+    async with fake.serving() as url:
+        made = Life(url, fake)
+        yield made
+        await made.source.close()
+
+
+def signal(observation: Observation, name: str) -> Signal:
+    return next(s for s in observation.signals if s.name == name)
+
+
+async def test_counters_become_arrivals(life: Life) -> None:
+    life.serve(1)
+    await life.look()
+    life.serve(15)
+    life.counted.finished(0.0, "/v1/completions", 429, None, None)
+    seen = await life.look()
+    assert (sum(a.requests for a in seen.arrivals), len(seen.arrivals)) == (15, 15)
+    assert sum(a.prompt_tokens for a in seen.arrivals) == 1500
+    assert (seen.finished, seen.refused, seen.generated_tokens) == (15, 1, 150)
+    assert (seen.missed_ttft or 0) + (seen.missed_tpot or 0) == 1
+    decode = seen.workers[1]
+    assert (decode.name, decode.role, decode.decoding, decode.resident_tokens) == (
+        "assistant-decode-1",
+        "decode",
+        2,
+        700,
+    )
+    assert (decode.capacity_tokens, decode.free_tokens, seen.workers[0].queued_prefill_tokens) == (1600, 1200, 90)
+    assert not [s for s in seen.signals if s.needed and s.health not in (Health.FRESH, Health.ZERO)]
+
+
+async def test_nothing_is_new_before_the_next_scrape(life: Life) -> None:
+    await life.look()
+    life.serve(15)
+    seen = await life.look()
+    again = await life.look(6.0, scrape=False)
+    assert again is seen
+    assert (await life.look(1.0)) is seen, "it is asked each 5 s at most"
+
+
+async def test_clocks_five_minutes_apart(life: Life) -> None:
+    life.fake.clock = life.now + 300
+    await life.look()
+    life.serve()
+    seen = await life.look()
+    assert seen.taken_at == life.now
+    assert all(life.now - 15 <= a.at <= life.now for a in seen.arrivals)
+    assert signal(seen, "worker assistant-decode-1 load").age_seconds == 0.0
+
+
+async def test_speed_is_learnt(life: Life) -> None:
+    await life.look()
+    life.stats = CoreStats(prompt_step_tokens=5000, prompt_step_seconds=1.0, decode_steps=100, decode_busy_seconds=2.0,
+                           decode_step_sequences=400, decode_step_resident=40_000, total_blocks=100)  # fmt: skip
+    await life.look()
+    learnt = life.source.workers()
+    assert learnt is not None
+    assert learnt.prefill_velocity == 5000
+
+
+@pytest.mark.parametrize(
+    ("spoil", "health", "said"),
+    [
+        ("<html>login</html>", Health.INVALID, "JSON"),
+        (500, Health.INVALID, "500"),
+        (401, Health.INVALID, "401"),
+        ('{"status": "success"}', Health.INVALID, "KeyError"),
+        ('{"data": {"result": 7}}', Health.INVALID, "no vector"),
+        ('{"data": {"result": [{"metric": {"pod": "p"}, "value": [1, "NaN"]}]}}', Health.INVALID, "nan"),
+        ('{"data": {"result": [{"metric": {"pod": "p"}, "value": [1, "-3"]}]}}', Health.INVALID, "-3"),
+        ('{"data": {"result": [{"metric": {}, "value": [1, "3"]}]}}', Health.INVALID, "label `pod`"),
+        ('{"data": {"result": []}}', Health.STALE, "let it scrape the PodMonitor"),
+        (30.0, Health.STALE, "Timeout|no answer within"),
+    ],
+)
+async def test_what_it_may_answer_instead(
+    life: Life, spoil: Any, health: Health, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late for 75 s, then named; and gone with the first good answer."""
+    monkeypatch.setattr(prometheus, "DEADLINE_SECONDS", 0.2 if isinstance(spoil, float) else 5.0)
+    life.serve()
+    good = await life.look()
+    life.fake.spoil = spoil
+    late = await life.look()
+    assert late.taken_at == good.taken_at
+    assert not signal(late, "router assistant-router-1").needed
+    bad = await life.look(80.0)
+    trouble = signal(bad, "router assistant-router-1")
+    assert (trouble.health, trouble.needed) == (health, True)
+    assert re.search(said, trouble.note), trouble.note
+    life.fake.spoil = None
+    life.serve(30)
+    back = await life.look()
+    assert sum(a.requests for a in back.arrivals) > 0
+    assert not [s for s in back.signals if s.needed and s.health not in (Health.FRESH, Health.ZERO)]
+
+
+async def test_without_the_series_from_the_start(life: Life) -> None:
+    await life.look(scrape=False)
+    seen = await life.look(80.0, scrape=False)
+    assert seen.finished is None
+    assert [s.health for s in seen.signals if s.needed] == [Health.MISSING]
+
+
+async def test_one_workers_samples_stand_still(life: Life) -> None:
+    await life.look()
+    await life.look()
+    held = life.fake.pages["assistant-decode-1"]
+    for _ in range(6):
+        life.now, life.elapsed, life.fake.clock = life.now + 15, life.elapsed + 15, life.fake.clock + 15
+        life.scrape()
+        life.fake.pages["assistant-decode-1"] = held
+        seen = await life.source.observe(FLEET)
+    frozen = signal(seen, "worker assistant-decode-1 load")
+    assert (frozen.health, frozen.needed, frozen.age_seconds) == (Health.STALE, True, 90.0)
+    assert signal(await life.look(), "worker assistant-decode-1 load").health == Health.FRESH
+
+
+async def test_a_token_is_sent_and_a_new_one_too(life: Life) -> None:
+    await life.look()
+    assert "Authorization" not in life.fake.seen[-1]
+    for token in ("first", "second"):
+        life.credentials = Credentials(token)
+        await life.look()
+        assert life.fake.seen[-1]["Authorization"] == f"Bearer {token}"
+
+
+async def test_certificates_are_verified(life: Life) -> None:
+    assert life.source._session.verify is True
+    life.credentials = Credentials("t", b"-----BEGIN CERTIFICATE-----\n")
+    await life.look()
+    file = life.source._session.verify
+    assert isinstance(file, str)
+    with open(file, "rb") as held:
+        assert held.read() == b"-----BEGIN CERTIFICATE-----\n"
+    life.credentials = Credentials("t")
+    await life.look()
+    assert life.source._session.verify is True
