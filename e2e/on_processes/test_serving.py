@@ -23,7 +23,10 @@ def engine(**more: Any) -> dict[str, Any]:
 
 
 def model(prefill: int, decode: int, **more: Any) -> dict[str, Any]:
-    return simulated_model(prefill, decode, **{"engine": engine(), "drain": {"timeoutSeconds": 60}, **more})
+    """Roles are moved by the tests themselves."""
+    return simulated_model(
+        prefill, decode, **{"engine": engine(), "drain": {"timeoutSeconds": 60}, "scaling": {"mode": "Off"}, **more}
+    )
 
 
 async def test_no_stream_is_harmed(site: ProcessSite) -> None:

@@ -7,7 +7,6 @@ and no I/O: who calls it brings observations, carries targets out and stores wha
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -84,7 +83,6 @@ class Pilot:
         self.history: list[Decision] = []
         """Told before, newest first."""
 
-        self.reasons: Counter[str] = Counter()
         self.flaps = 0
         self.signals: tuple[Signal, ...] = ()
         self._candidate: tuple[str, float] | None = None
@@ -108,7 +106,6 @@ class Pilot:
             policy = law_policy(spec, self.believed, target.total)
             decision, self.memory = decide(observation, policy, self.memory, now)
         self._note_totals(observation)
-        self.reasons[decision.reason] += 1
         moved = decision.target != target and decision.target.total == target.total
         move = decision.target if moved and decision.apply else None
         self._tell(decision, moved, now)
