@@ -59,8 +59,8 @@ class Call:
     aborted: bool = False
 
     @property
-    def request_id(self) -> str:
-        return next(value for name, value in self.headers.items() if name.lower() == headers.REQUEST_ID)
+    def leg_id(self) -> str:
+        return self.headers[headers.LEG]
 
 
 @dataclass
@@ -274,7 +274,7 @@ class FakeWorker:
 
     async def _leg(self, request: web.BaseRequest, raw: bytes) -> web.StreamResponse:
         body = json.loads(raw)
-        request_id = request.headers[headers.REQUEST_ID]
+        request_id = request.headers[headers.LEG]
         chat, params, start = request.path == paths.CHAT, body.pop("kv_transfer_params", None), 0
         leg = "plain"
         if request.path == paths.CONTINUE:

@@ -107,7 +107,8 @@ async def test_headers(start_bench: StartBench) -> None:
         assert got["authorization"] == f"Bearer {TOKEN}"
         assert got["traceparent"] == trace
         assert got["x-forebay-router"] == "router"
-        assert got["x-request-id"].startswith(response.headers["x-request-id"] + ".")
+        assert got["x-request-id"] == response.headers["x-request-id"]
+        assert got["x-forebay-leg"].startswith(got["x-request-id"] + ".")
         assert "cookie" not in got
 
 
@@ -130,7 +131,7 @@ async def test_two_requests_at_once_never_share_an_id(start_bench: StartBench) -
     gate.set()
     answers = await asyncio.gather(*tasks)
     assert [answer.headers["x-request-id"] for answer in answers] == ["same", "same"]
-    assert len({call.request_id for call in bench["p0"].calls}) == 2
+    assert len({call.leg_id for call in bench["p0"].calls}) == 2
 
 
 async def test_api_keys(start_bench: StartBench) -> None:

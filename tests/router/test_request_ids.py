@@ -36,7 +36,7 @@ async def test_a_try_is_not_hit_by_the_end_of_the_one_before(start_bench: StartB
     second = await ask(bench, completion(), headers=named)
     check(second, completion())
     assert second.headers[headers.REQUEST_ID] == "mine"
-    first_id, second_id = (call.request_id for call in prefill.legs("prefill"))
+    first_id, second_id = (call.leg_id for call in prefill.legs("prefill"))
     assert first_id != second_id
     assert all(leg_id.startswith("mine.") for leg_id in (first_id, second_id))
     prefill.gates["cancel"].set()
@@ -60,7 +60,7 @@ async def test_two_routers_and_one_id(start_bench: StartBench) -> None:
     for answer in answers:
         check(answer, completion())
         assert answer.headers[headers.REQUEST_ID] == "x" * 128
-    ids = {call.request_id for call in one["p0"].legs("prefill")}
+    ids = {call.leg_id for call in one["p0"].legs("prefill")}
     assert len(ids) == 4
     assert all(headers.is_request_id(leg_id) for leg_id in ids)
 

@@ -186,7 +186,7 @@ async def test_bodies_still_on_their_way_share_no_id(start_bench: StartBench) ->
     async with asyncio.timeout(10):
         answers = [await reader.read() for reader, _ in clients]
     assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
-    assert len({call.request_id for call in bench["p0"].calls}) == 2
+    assert len({call.leg_id for call in bench["p0"].calls}) == 2
     for _, writer in clients:
         writer.close()
 

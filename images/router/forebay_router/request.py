@@ -46,7 +46,7 @@ class Exchange:
         self._call = call
         self._id = request_id
         leg_id = ctx.leg_id(request_id)
-        sent = {headers.REQUEST_ID: leg_id}
+        sent = {headers.REQUEST_ID: request_id, headers.LEG: leg_id}
         if traceparent is not None:
             sent[headers.TRACEPARENT] = traceparent
         prompt_tokens = ctx.estimate.tokens(call)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 REQUEST_ID = "x-request-id"
-"""Kept from client to answer; the router makes one when the client sent none. Workers get it with a suffix that no
-other request has, at any router: leases and slots go by it."""
+"""Kept from client to worker and back; the router makes one when the client sent none."""
+
+LEG = "x-forebay-leg"
+"""Request to a worker: the request id with a suffix that no other request has, at any router. Leases and slots go by
+it, since a client may repeat its id. Without it they go by the request id."""
 
 PREFILL = "x-forebay-prefill"
 """Response: name of the worker that ran the prefill leg."""

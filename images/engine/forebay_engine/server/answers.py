@@ -54,7 +54,9 @@ class Job:
     """plain | prefill | decode | continue."""
 
     plan: Plan
-    request_id: str
+    leg_id: str
+    """Leases and reservations go by it."""
+
     created: int
     info: CoreInfo
     began: float
@@ -90,13 +92,13 @@ class Job:
             # The lease and the reservation go by this very id.
             return [
                 msgspec.structs.replace(
-                    self.plan.engine_request(0, self.request_id),
+                    self.plan.engine_request(0, self.leg_id),
                     hold=self.role == "prefill",
                     pull=self.pull,
                     output_ids=list(self.output_ids),
                 )
             ]
-        requests = [self.plan.engine_request(i, state.fresh_id(self.request_id)) for i in range(self.plan.choices)]
+        requests = [self.plan.engine_request(i, state.fresh_id(self.leg_id)) for i in range(self.plan.choices)]
         if self.output_ids:
             requests[0].output_ids = list(self.output_ids)
         return requests
@@ -132,19 +134,21 @@ async def _v1(request: web.Request, info: CoreInfo, *, chat: bool) -> web.Stream
     if raw_params is None:
         created = int(state.wall())
         made = await _plan(state, info, body, chat=chat, created=created)
-        job = Job("plain", made, request[ID], created, info, began, _comments(request, made), beginnings=known)
+        job = Job("plain", made, _leg_id(request), created, info, began, _comments(request, made), beginnings=known)
         return await _run(request, job)
     secret = state.authorize(request.headers.get(headers.AUTHORIZATION))
     params = legs.read_params(raw_params)
     if params.do_remote_prefill:
-        legs.verify_params(params, secret, request_id=request[ID], now_unix=state.wall())
+        legs.verify_params(params, secret, request_id=_leg_id(request), now_unix=state.wall())
         if params.created is None:
             raise ApiError(400, f"{legs.FIELD}.created: missing", param=f"{legs.FIELD}.created")
         made = await _plan(state, info, body, chat=chat, created=params.created)
         legs.check_single(made, "decode leg")
         legs.check_decode(params, made, info)
         first = legs.first_state(params)
-        job = Job("decode", made, request[ID], params.created, info, began, _comments(request, made), beginnings=known)
+        job = Job(
+            "decode", made, _leg_id(request), params.created, info, began, _comments(request, made), beginnings=known
+        )
         job.pull = legs.pull_source(params)
         job.output_ids, job.logprobs = first.output_ids, first.logprobs
         job.delivered = params.first is not None and params.first.delta is not None
@@ -153,11 +157,11 @@ async def _v1(request: web.Request, info: CoreInfo, *, chat: bool) -> web.Stream
     created = int(state.wall())
     if not params.do_remote_decode:
         made = await _plan(state, info, body, chat=chat, created=created)
-        job = Job("plain", made, request[ID], created, info, began, _comments(request, made), beginnings=known)
+        job = Job("plain", made, _leg_id(request), created, info, began, _comments(request, made), beginnings=known)
         return await _run(request, job)
     made = await _plan(state, info, legs.clients_body(body, params), chat=chat, created=created)
     legs.check_single(made, "prefill leg")
-    job = Job("prefill", made, request[ID], created, info, began, False, secret=secret, beginnings=known)
+    job = Job("prefill", made, _leg_id(request), created, info, began, False, secret=secret, beginnings=known)
     return await _prefill(request, job)
 
 
@@ -192,7 +196,7 @@ async def _continue(request: web.Request, info: CoreInfo) -> web.StreamResponse:
         )
     if message.output_ids and made.params.logprobs is not None and not made.stream:
         raise ApiError(400, "logprobs of the ids so far are not known here; run the request anew", param="output_ids")
-    job = Job("continue", made, request[ID], message.created, info, began, _comments(request, made))
+    job = Job("continue", made, _leg_id(request), message.created, info, began, _comments(request, made))
     job.output_ids, job.delivered = message.output_ids, True
     job.cached_tokens = message.cached_tokens
     return await _run(request, job)
@@ -223,6 +227,12 @@ async def _plan(state: WorkerState, info: CoreInfo, body: Mapping[str, Any], *, 
     return plan.make_plan(request, prompts, texts, tokenizer, limits, default_seed=secrets.randbits(63))
 
 
+def _leg_id(request: web.Request) -> str:
+    """What the router knows this request by, among those that share its x-request-id."""
+    leg = request.headers.get(headers.LEG)
+    return leg if leg is not None and headers.is_request_id(leg) else request[ID]
+
+
 def _read_limits(request: web.Request, job: Job) -> None:
     if router_of(request) is not None:
         job.step_seconds = _positive(request.headers.get(headers.STEP_SECONDS))
@@ -251,7 +261,7 @@ async def _run(request: web.Request, job: Job) -> web.StreamResponse:
     """Roles plain, decode and continue: answer the client, streamed or whole."""
     state = request.app[STATE]
     _read_limits(request, job)
-    shapes = Shapes(job.plan, job.request_id, job.created, state.tokenizer)
+    shapes = Shapes(job.plan, request[ID], job.created, state.tokenizer)
     reply = Reply(job.plan, shapes, state.tokenizer, cached_tokens=job.cached_tokens)
     outcome = _Outcome(request, job, reply)
     with outcome:
@@ -338,7 +348,7 @@ async def _prefill(request: web.Request, job: Job) -> web.StreamResponse:
     """Role prefill: one token and, unless it ends the answer, a lease on the prompt's KV."""
     state = request.app[STATE]
     _read_limits(request, job)
-    shapes = Shapes(job.plan, job.request_id, job.created, state.tokenizer)
+    shapes = Shapes(job.plan, request[ID], job.created, state.tokenizer)
     body_reply = Reply(job.plan, shapes, state.tokenizer, stream=False)
     with _Outcome(request, job, body_reply) as outcome:
         events: list[TokenEvent] = []
@@ -351,7 +361,7 @@ async def _prefill(request: web.Request, job: Job) -> web.StreamResponse:
         if first is None or (hold is None and not body_reply.all_finished):
             raise ApiError(500, "the engine ended the prefill with neither a lease nor a finish", code="engine_error")
         if body_reply.all_finished and hold is not None:
-            state.core.abort(job.request_id)  # a stop string ended the answer, which the core couldn't know
+            state.core.abort(job.leg_id)  # a stop string ended the answer, which the core couldn't know
             hold = None
         response = json_response(_prefill_body(state, job, shapes, body_reply, first, hold))
         try:
@@ -359,7 +369,7 @@ async def _prefill(request: web.Request, job: Job) -> web.StreamResponse:
             await response.write_eof()
         except BaseException:
             if hold is not None:
-                state.core.abort(job.request_id)  # nobody learnt of the lease: don't let it run out its time
+                state.core.abort(job.leg_id)  # nobody learnt of the lease: don't let it run out its time
             raise
         return response
 
@@ -385,7 +395,7 @@ def _prefill_body(
     if hold is not None:
         state.last_hold = state.monotonic()
     handoff = legs.Handoff(
-        request_id=job.request_id,
+        request_id=job.leg_id,
         created=job.created,
         now_unix=state.wall(),
         cached_tokens=body_reply.cached_tokens,
@@ -431,7 +441,7 @@ class _Outcome:
         first = f"{(self._first - self._job.began) * 1e3:.0f}" if self._first is not None else "-"
         log.info(
             "request id=%s role=%s code=%d prompt_tokens=%d cached_tokens=%d completion_tokens=%d first_ms=%s ms=%.0f",
-            self._job.request_id,
+            self._job.leg_id,
             self._job.role,
             self.code,
             self._job.plan.prompt_tokens,
