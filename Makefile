@@ -37,13 +37,22 @@ generate: install
 	$(PY) charts/chart_tools.py
 
 soak: install
-	$(PY) -m pytest tests -m soak
+	$(PY) -m pytest tests -v -m soak --durations=15
+
+# docs/benches.md: what each measures, and how long. BENCHES="transfer idle" runs some.
+BENCHES ?= transfer engine interference idle prefix switch shift observe rescale operator
 
 bench: install
-	$(PY) -m bench.transfer
-	$(PY) -m bench.engine
-	$(PY) -m bench.interference
-	$(PY) -m bench.idle
+	@for name in $(BENCHES); do \
+	  options=; \
+	  if [ $$name = rescale ]; then options=--short; fi; \
+	  if [ $$name = operator ] && ! $(PY) -c "from e2e.cluster.binaries import missing; exit(bool(missing('etcd', 'kube-apiserver')))"; then \
+	    echo "== bench.operator is left out: it needs \`make kube-binaries\`" >&2; continue; \
+	  fi; \
+	  echo "== bench.$$name (began $$(date +%T))" >&2; \
+	  $(PY) -m bench.$$name $$options || failed="$$failed $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 # The programs of the cluster that `make e2e` builds where there is no other: 8-10 minutes of two cores, once.
 kube-binaries: install

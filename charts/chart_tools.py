@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from forebay_operator import cli_reference
 from forebay_operator.api import crd
 from forebay_operator.api.reference import render_reference
 
@@ -25,6 +26,7 @@ CRD_TEMPLATE = CHART / "templates" / "crd.yaml"
 README = CHART / "README.md"
 INSTALL = Path(__file__).parent / "install.yaml"
 API_REFERENCE = Path(__file__).parents[1] / "docs" / "api.md"
+CLI_REFERENCE = Path(__file__).parents[1] / "docs" / "cli.md"
 NAMESPACE = "forebay-system"
 HELM_SECONDS = 60
 
@@ -188,6 +190,7 @@ def main() -> None:
     crds = Path(__file__).parents[1] / "crds"
     (crds / f"{crd.labels.GROUP}_{crd.PLURAL}.yaml").write_text(crd.render())
     API_REFERENCE.write_text(render_reference())
+    CLI_REFERENCE.write_text(cli_reference.render())
     CRD_TEMPLATE.write_text(crd_template())
     README.write_text(readme())
     if problem := helm_missing():

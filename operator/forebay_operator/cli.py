@@ -181,7 +181,7 @@ def chat(
     model: Annotated[str | None, typer.Option(help="Model name; needed with --url.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of each answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0: always the likeliest.")] = None,
 ) -> None:
     """Talk to the model, streamed; says which workers answered. $FOREBAY_API_KEY is sent when it is set."""
     if url is None:
@@ -236,7 +236,7 @@ def replay_command(
     at: Annotated[list[float] | None, typer.Option(help="Second at which each trace starts.")] = None,
     rate: Annotated[list[float] | None, typer.Option(help="Requests/s of each trace, by superposition.")] = None,
     until: Annotated[float | None, typer.Option(help="End of the last trace, in seconds.")] = None,
-    workers: Annotated[int, typer.Option(min=2, max=512)] = 8,
+    workers: Annotated[int, typer.Option(min=2, max=512, help="Of both pools together.")] = 8,
     start: Annotated[str | None, typer.Option(metavar="P:D", help="First split; half and half by default.")] = None,
     perf: Annotated[str, typer.Option(help="Performance model: a name, or a JSON file.")] = "h100-llama-8b",
     policy: Annotated[
@@ -251,15 +251,15 @@ def replay_command(
     replica_start_s: Annotated[float | None, typer.Option(min=0, help="Gear replica with this start-up.")] = None,
     convertible: Annotated[str, typer.Option(help="on: decoders take prompts when prefill is late.")] = "off",
     ttft_ms: Annotated[float | None, typer.Option(help="Objective; the performance model's by default.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option()] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="As --ttft-ms.")] = None,
     metric_lag_s: Annotated[float, typer.Option(min=0, help="Age of what the law sees.")] = 0.0,
     lost_writes: Annotated[float, typer.Option(help="Share of the law's changes that get lost.")] = 0.0,
     stale: Annotated[list[str] | None, typer.Option(metavar="FROM:TO", help="Seconds without new metrics.")] = None,
     path: Annotated[str, typer.Option(help="fast, or exact: the engine's scheduler step by step.")] = "fast",
     max_running: Annotated[int, typer.Option(min=1, help="Requests of one worker.")] = 256,
     max_batched_tokens: Annotated[int, typer.Option(min=16, help="Tokens of one step.")] = 2048,
-    seed: Annotated[int, typer.Option()] = 0,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
     plot: Annotated[Path | None, typer.Option(help="A PNG of the first policy's run; needs matplotlib.")] = None,
 ) -> None:
     """Replay request traces in virtual time under rescaling laws, and compare what they attain."""
@@ -307,7 +307,7 @@ def calibrate_command(
     out: Annotated[Path, typer.Option(help="The performance model to write.")] = Path("calibrated.json"),
     minutes: Annotated[float, typer.Option(min=0.1, max=60, help="At most, about.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Of the prompts' text.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Measure an idle pool's prefill, decode, transfer and role switch; write what replay can start from.
 
