@@ -17,10 +17,9 @@ import time
 from typing import Any
 
 from e2e.cluster.binaries import CONTROL_PLANE, Unbuildable, bin_dir, build, missing
-from e2e.cluster.providers import PROVIDERS, Cluster, Provider
+from e2e.cluster.providers import CLUSTER_VARIABLE, PROVIDERS, Cluster, Provider
 from e2e.cluster.shell import CommandFailed
 from e2e.cluster.two_nodes import NotUp
-from e2e.on_kubernetes.conftest import CLUSTER_VARIABLE
 
 SUITE_SECONDS = 1200
 KEEP_VARIABLE = "FOREBAY_E2E_KEEP"

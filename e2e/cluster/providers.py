@@ -16,6 +16,9 @@ from e2e.cluster.state import State, state
 
 KUBECONFIG: Final = "FOREBAY_E2E_KUBECONFIG"
 IMAGE_PREFIX: Final = "FOREBAY_E2E_IMAGE_PREFIX"
+CLUSTER_VARIABLE: Final = "FOREBAY_E2E_CLUSTER"
+"""Tells the suite of the cluster that was started for it, as JSON."""
+
 KIND_NAME: Final = "forebay-e2e"
 TWO_NODES: Final = "two nodes built here"
 _KIND_CONFIG: Final = """\

@@ -11,12 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from e2e.cluster.providers import Cluster
+from e2e.cluster.providers import CLUSTER_VARIABLE, Cluster
 from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
 from e2e.site import Site
 from forebay_operator import kube as k
-
-CLUSTER_VARIABLE = "FOREBAY_E2E_CLUSTER"
 
 
 @pytest.fixture(scope="session")
