@@ -84,6 +84,11 @@ class State:
         return self.run / "admin.kubeconfig"
 
     @property
+    def complete(self) -> Path:
+        """There once `up` has done all."""
+        return self.run / "complete"
+
+    @property
     def lock(self) -> Path:
         return self.root / "lock"
 

@@ -90,6 +90,7 @@ def _bring_up(state: State) -> None:
     _wait(state, "two Ready nodes", lambda: nodes_ready(state) == len(NODES))
     _tell(f"both nodes Ready after {time.monotonic() - started:.1f} s")
     _wait(state, "cluster DNS", lambda: _dns_ready(state))
+    state.complete.touch()
     _tell(f"up after {time.monotonic() - started:.1f} s")
 
 
@@ -118,7 +119,8 @@ def _remove(state: State) -> None:
 
 
 def is_up(state: State) -> bool:
-    return (state.pids / "etcd").exists() and _answers(state) and nodes_ready(state) == len(NODES)
+    """All of it, and not what is left of an `up` that was killed."""
+    return state.complete.exists() and _answers(state) and nodes_ready(state) == len(NODES)
 
 
 def load(state: State, *archives: Path) -> None:
