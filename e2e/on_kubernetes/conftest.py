@@ -25,7 +25,11 @@ def deployed() -> Iterator[Deployed]:
     held: dict[str, Any] = json.loads(said)
     made = Deployed(Cluster(held["provider"], Path(held["kubeconfig"]), held["images"]))
     try:
-        made.start()
+        try:
+            made.start()
+        except Exception as error:
+            error.add_note(made.logs())
+            raise
         yield made
     finally:
         made.stop()

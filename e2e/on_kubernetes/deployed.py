@@ -25,6 +25,11 @@ POOL_LABEL: Final = "example.com/pool"
 """The example's; one node has `prefill`, the other `decode`."""
 
 CLIENT: Final = "client"
+_ENDED: Final = (
+    "{range .items[*]}{.metadata.name}{': '}{.status.containerStatuses[*].lastState.terminated.message}{'\\n'}{end}"
+)
+"""The last words of containers that ended."""
+
 _SOURCES: Final = {
     "e2e/traffic.py": REPOSITORY / "e2e" / "traffic.py",
     "e2e/on_kubernetes/client.py": REPOSITORY / "e2e" / "on_kubernetes" / "client.py",
@@ -163,6 +168,7 @@ class Deployed:
         for namespace in (OPERATOR_NAMESPACE, NAMESPACE):
             for words in (
                 ("get", "dm,deploy,pods", "-o", "wide"),
+                ("get", "pods", "-o", f"jsonpath={_ENDED}"),
                 ("get", "events", "--sort-by=.lastTimestamp"),
                 ("logs", "--all-containers", "--tail=40", "--prefix", "--max-log-requests=40",
                  "-l", "app.kubernetes.io/name in (forebay-operator, forebay)"),

@@ -1,7 +1,7 @@
 """SmolLM2 by the torch engine on two nodes, its KV moved between them by NIXL.
 
 torch's image would be 5 GB a node: the workers run in the small image, with this machine's own packages and model
-mounted read-only. The engine's real image is built in the long form.
+mounted read-only.
 """
 
 from __future__ import annotations
