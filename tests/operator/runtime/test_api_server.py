@@ -54,6 +54,9 @@ class PodWorkers:
     """Workers and routers behind the pods that the kubelets run."""
 
     kubelets: Kubelets
+    namespace: str
+    """Addresses are unique in a namespace only: each test has kubelets of its own."""
+
     running: dict[str, int] = field(default_factory=dict)
 
     async def loads(self, routers: Sequence[str]) -> Loads:
@@ -67,7 +70,7 @@ class PodWorkers:
 
     async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:
         for name, pod in self.kubelets.seen.items():
-            if pod["status"].get("podIP") == address:
+            if pod["metadata"]["namespace"] == self.namespace and pod["status"].get("podIP") == address:
                 (self.kubelets.unready.add if draining else self.kubelets.unready.discard)(name)
                 return DrainResponse(draining, self.running.get(name, 0), 0)
         return None
@@ -138,7 +141,7 @@ async def site(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIter
     namespace = "n" + format(abs(hash(request.node.name)) % 10**8, "08d")
     await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     kubelets = Kubelets(kube, labels.MODEL)
-    made = Site(plane, kube, kubelets, PodWorkers(kubelets), namespace)
+    made = Site(plane, kube, kubelets, PodWorkers(kubelets, namespace), namespace)
 
     async def established() -> bool:
         try:
