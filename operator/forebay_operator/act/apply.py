@@ -202,6 +202,12 @@ class Applier:
         found = str(live["metadata"].get("resourceVersion"))
         return Applied(Result.UNCHANGED if same else Result.CHANGED, after, taken, found)
 
+    def forget(self, namespace: str, names: set[str]) -> None:
+        """Of a model that is gone; `names` are its children's."""
+        self.cache.forget(namespace, names)
+        for key in [key for key in self._applied if key[2] == namespace and key[3] in names]:
+            del self._applied[key]
+
     def applied_before(self, desired: Object, owner: Owner) -> bool:
         """Whether exactly this was applied last, whatever has become of it since."""
         intent = owned(desired, owner)

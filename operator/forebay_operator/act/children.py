@@ -81,7 +81,7 @@ class Children:
             held.pop(key, None)
         names = self._names.pop(key, None)
         if names:
-            self._applier.cache.forget(key[0], names)
+            self._applier.forget(key[0], names)
 
     # Other writers
 
@@ -124,6 +124,10 @@ class Children:
         for child in wanted.children:
             await self._attempt(problems, child["kind"], self._apply(wanted, child), child)
         names = {child["metadata"]["name"] for child in wanted.children}
+        counts = self._counts.get(wanted.key, {})
+        # Deployments of older revisions come and go.
+        kept = names | wanted.live.keys()
+        self._counts[wanted.key] = {name: count for name, count in counts.items() if name in kept}
         self._names[wanted.key] = names | {token_secret_name(wanted.owner.name)}
         await self._prune(wanted)
         return tuple(problems)

@@ -62,6 +62,7 @@ async def test_children_of_a_deleted_model_go_and_nothing_is_remembered(bench: B
     assert {p for p, _, _ in bench.api.objects} <= {"events"}
     assert b'model="assistant"' not in bench.metrics.text()
     assert len(bench.reconciler._applier.cache) == 0
+    assert not bench.reconciler._applier._applied
     assert not bench.reconciler._actuator._tokens
     bench.put(model())
     await bench.rest()
