@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
+from forebay_router.main import parse_args
 from router.conftest import StartBench
 from router.test_rules import ONE_PAIR, completion
 from router.test_server import answer_to, connect, request_bytes
@@ -25,3 +28,16 @@ async def test_a_connection_that_says_nothing_is_closed(start_bench: StartBench)
     async with asyncio.timeout(5):
         assert await reader.read() == b""
     writer.close()
+
+
+@pytest.mark.parametrize(("given", "size"), [([], 512), (["--body-memory-mib", "64"], 64)])
+def test_room_for_bodies_is_set_on_the_command_line(given: list[str], size: int) -> None:
+    assert parse_args(["--workers-file", "w.json", *given]).max_bodies == size * 1024 * 1024
+
+
+@pytest.mark.parametrize("given", ["7", "0", "-1", "x", "2000000"])
+def test_too_little_room_for_bodies_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--workers-file", "w.json", "--body-memory-mib", given])
+    assert caught.value.code == 2
+    assert "--body-memory-mib" in capsys.readouterr().err

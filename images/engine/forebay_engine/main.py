@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -17,6 +18,8 @@ from forebay_engine.errors import ModelError
 from forebay_engine.server.run import CannotServe, fail, serve
 from forebay_engine.settings import WorkerSettings
 from forebay_engine.transfer.lease_keeper import margin
+from forebay_wire.connections import ConnectionLimits
+from forebay_wire.open_files import connections_that_fit
 
 _QUANTITY = re.compile(r"(\d+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {
@@ -126,7 +129,9 @@ def read_settings(arguments: Sequence[str]) -> WorkerSettings:
 async def _run(settings: WorkerSettings) -> int:
     from forebay_engine.core.start import make_core  # the engine proper is loaded after the arguments are known good
 
-    return await serve(settings, make_core(settings))
+    limits = ConnectionLimits()
+    limits = replace(limits, max_connections=connections_that_fit(limits.max_connections, each=1))
+    return await serve(settings, make_core(settings), limits=limits)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import math
 import os
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -23,8 +22,9 @@ from forebay_router.discovery import Discovery, WorkersFileDiscovery
 from forebay_router.gear import CONVERTIBLE
 from forebay_router.pods import CREDENTIALS, ApiFailed, ApiServer, PodDiscovery
 from forebay_router.server import Listener
-from forebay_router.settings import RouterSettings
+from forebay_router.settings import MAX_BODY, MIB, RouterSettings
 from forebay_wire import VERSION
+from forebay_wire.open_files import connections_that_fit
 from forebay_wire.secret import BadSecretFile, read_token
 
 log = logging.getLogger("forebay_router")
@@ -44,6 +44,13 @@ def _port(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is not a port (0..65535)")
+    return value
+
+
+def _body_memory(text: str) -> int:
+    value, least = int(text), MAX_BODY // MIB
+    if not least <= value <= 1024 * 1024:
+        raise argparse.ArgumentTypeError(f"{text} MiB is not in {least}..1048576: one body may have {least} MiB")
     return value
 
 
@@ -89,6 +96,13 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     parser.add_argument(
         "--drain-timeout-seconds", type=_positive, default=600.0, help="for running requests on SIGTERM"
     )
+    parser.add_argument(
+        "--body-memory-mib",
+        type=_body_memory,
+        default=512,
+        metavar="MIB",
+        help="of all request bodies that are being read or served, together; more get a 503",
+    )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     args = parser.parse_args(argv)
     return RouterSettings(
@@ -112,6 +126,7 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
         request_timeout=args.request_timeout_seconds,
         stall_timeout=args.stall_timeout_seconds,
         drain_timeout=args.drain_timeout_seconds,
+        max_bodies=args.body_memory_mib * MIB,
         log_level=args.log_level,
     )
 
@@ -158,13 +173,6 @@ async def _drain(router: Router, listener: Listener, timeout: float) -> None:
     await listener.shutdown(CANCEL_SECONDS)
 
 
-def _raise_file_limit() -> None:
-    """Every stream takes two sockets; the usual soft limit of 1,024 is met early."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     try:
         settings = parse_args(argv)
@@ -173,7 +181,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
-    _raise_file_limit()
+    # A stream takes two sockets: its client's and its worker's.
+    settings = replace(settings, max_connections=connections_that_fit(settings.max_connections, each=2))
     try:
         uvloop.run(serve(settings))
     except ApiFailed as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from forebay_router.gear import Convertible
 
 MIB = 1024 * 1024
+MAX_BODY = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class RouterSettings:
     keepalive_timeout: float = 75.0
     drain_timeout: float = 600.0
     role_grace: float = 20.0
-    max_body: int = 8 * MIB
+    max_body: int = MAX_BODY
     max_bodies: int = 512 * MIB
     """Of all request bodies held at a time. Connections times `max_body` would be 32 GB."""
 
