@@ -80,6 +80,13 @@ async def test_no_stream_is_harmed(site: ProcessSite) -> None:
 
     await site.until("both rolled", rolled, 2 * SETTLE_SECONDS)
     await flowing(STREAMS)
+
+    # Once more, with streams that move to the other worker at once.
+    before = {pod["metadata"]["uid"] for pod in await site.pods()}
+    move = {"policy": "Move", "timeoutSeconds": 60}
+    await site.apply(model(1, 1, engine=engine(image="engine:2"), drain=move))
+    await site.until("both rolled by moving", rolled, 2 * SETTLE_SECONDS)
+    await flowing(STREAMS)
     await traffic.stop()
     assert (traffic.wrong, traffic.broken, traffic.refused) == ([], [], 0)
     assert traffic.count > 5 * STREAMS

@@ -37,13 +37,17 @@ class _Held:
     managers: set[str] = field(default_factory=set)
     until: float = 0.0
 
+    def lasts(self, now: float) -> bool:
+        """Not for longer than was meant, should the clock be set back."""
+        return 0.0 < self.until - now <= LONGEST_SECONDS
+
 
 class Truce:
     def __init__(self) -> None:
         self._held: dict[Hashable, _Held] = {}
 
     def seen(self, about: Hashable, writers: tuple[Writer, ...], now: float) -> bool:
-        """Note who changed fields of ours; whether that is news. `now` in seconds, of a clock that only goes on."""
+        """Note who changed fields of ours; whether that is news. `now` in seconds."""
         held = self._held.get(about)
         if held is not None:
             held.rounds = {write: at for write, at in held.rounds.items() if now - at < WINDOW_SECONDS}
@@ -61,14 +65,14 @@ class Truce:
 
     def holds(self, about: Hashable, now: float) -> bool:
         held = self._held.get(about)
-        return held is not None and now < held.until
+        return held is not None and held.lasts(now)
 
     def held(self, now: float) -> list[Hashable]:
-        return [about for about, held in self._held.items() if now < held.until]
+        return [about for about, held in self._held.items() if held.lasts(now)]
 
     def left(self, now: float) -> float | None:
         """Seconds until the next truce ends."""
-        return min((held.until - now for held in self._held.values() if held.until > now), default=None)
+        return min((held.until - now for held in self._held.values() if held.lasts(now)), default=None)
 
     def managers(self, about: Hashable) -> tuple[str, ...]:
         held = self._held.get(about)

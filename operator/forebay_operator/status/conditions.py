@@ -152,10 +152,10 @@ def metrics_available(facts: Facts) -> Verdict:
 
 
 def scaling_limited(facts: Facts) -> Verdict:
-    if facts.spec is not None and facts.spec.scaling.mode == "Off":
-        return "False", Reason.SCALING_OFF, "scaling.mode is Off"
     if facts.observation.limits:
         return "True", Reason.NO_ROOM, "; ".join(facts.observation.limits)
+    if facts.spec is not None and facts.spec.scaling.mode == "Off":
+        return "False", Reason.SCALING_OFF, "scaling.mode is Off"
     if facts.limited_by is None:
         return "Unknown", Reason.NOT_DECIDED, "no scaling decision has been made yet"
     if facts.limited_by:

@@ -103,6 +103,7 @@ def test_a_truce_grows_and_ends() -> None:
         spans.append(truce.left(now))
         now += spans[-1] or 0.0
         assert not truce.holds(about, now)
+    assert not truce.holds(about, now - 9000), "a clock that was set back makes it no longer"
     assert spans == [600.0, 1200.0, 2400.0, 3600.0, 3600.0, 3600.0, 3600.0]
     assert truce.managers(about) == ("hpa",)
     now += 7 * 3600
