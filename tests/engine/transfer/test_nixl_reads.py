@@ -8,10 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from forebay_engine.transfer import nixl
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.nixl_agent import NixlAgent
 from forebay_engine.transfer.nixl_reads import Peer, Reads
 from forebay_engine.transfer.ucx import ProtocolTable, Route
+from forebay_wire.messages import Compatibility, Handshake
 
 MEMORY_BYTES = 64 * 1024
 
@@ -32,6 +34,24 @@ class Agent(NixlAgent):
         self.lock = threading.Lock()
         self.states: dict[int, str | Exception] = {}
         self.released: list[int] = []
+        self.freed_lists: list[Any] = []
+        self.used_after_free = 0
+        self.first_state = "PROC"
+
+    def metadata(self) -> bytes:
+        return b""
+
+    def add_remote(self, metadata: bytes) -> str:
+        return "remote"
+
+    def remove_remote(self, agent: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def deregister(self) -> None: ...
+
+    def release_list(self, descriptors: Any) -> None:
+        self.freed_lists.append(descriptors)
 
     def register(self, address: int, nbytes: int) -> None: ...
 
@@ -40,9 +60,10 @@ class Agent(NixlAgent):
 
     def progress(self) -> None: ...
 
-    def prepare(self, *_: Any) -> int:
+    def prepare(self, target: Any, places: Any, source: Any, remote_places: Any) -> int:
+        self.used_after_free += source in self.freed_lists
         handle = len(self.states)
-        self.states[handle] = "PROC"
+        self.states[handle] = self.first_state
         return handle
 
     def state(self, handle: int) -> str:
@@ -97,3 +118,50 @@ def test_a_direct_read_given_up_is_in_doubt_until_its_last_request_is_over(end: 
     assert (seen, doubt.over) == ([False, False], True)
     assert agent.released == [0, 1]
     assert not peer.abandoned
+
+
+def test_a_peer_that_is_left_in_the_middle_of_a_read_keeps_its_descriptors_until_the_read_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = Agent()
+    monkeypatch.setattr(nixl, "NixlAgent", lambda name, transport: agent)
+    sleeps = 0
+
+    def sleep(seconds: float) -> None:
+        """Another read of the same peer hears first that the peer is gone."""
+        nonlocal sleeps
+        sleeps += 1
+        transport.remove_peer("e")
+        agent.states.update(dict.fromkeys(agent.states, "DONE"))
+
+    block_bytes = 16 * 1024 * 1024  # one block a request
+    memory = np.zeros(4 * block_bytes, dtype=np.uint8)
+    transport = nixl.NixlTransport(
+        address=memory.ctypes.data, block_bytes=block_bytes, num_blocks=4, keepalive=memory, sleep=sleep
+    )
+    owner = Handshake(
+        engine_id="e",
+        compatibility=Compatibility("v", "m", "float32", 1, 1, 64, 16, "l"),
+        compat_hash="h",
+        transport="auto",
+        agent=b"",
+        base_address=0,
+        block_bytes=block_bytes,
+        num_blocks=4,
+    )
+    agent.first_state = "DONE"
+    transport.add_peer(owner)
+    stale = transport._peers["e"]
+
+    agent.first_state = "PROC"
+    transport.read("e", [0, 1, 2], [1, 2, 3], timeout=10.0)
+
+    assert sleeps
+    assert agent.used_after_free == 0
+    assert not transport.knows("e")
+    transport.progress()
+    assert stale.blocks in agent.freed_lists
+    with pytest.raises(TransferError, match="handshake first"):  # a read that had looked the peer up before
+        transport._reads.read(stale, [0], [0], float("inf"), None)
+    assert agent.used_after_free == 0
+    transport.close()

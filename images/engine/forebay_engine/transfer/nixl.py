@@ -103,7 +103,8 @@ class NixlTransport:
         with self._agent.exclusive():
             peer = self._peers.pop(engine_id, None)
             if peer is not None:
-                self._retire(peer)
+                self._retiring[engine_id] = peer
+            self._settle()
 
     def read(
         self,
@@ -163,7 +164,8 @@ class NixlTransport:
     def _settle(self) -> None:
         for peer in self._known():
             self._reads.settle(peer)
-        for peer in [peer for peer in self._retiring.values() if not peer.abandoned]:
+        # Unloading a busy one would lose sight of its requests, and free descriptors that a read goes on using.
+        for peer in [peer for peer in self._retiring.values() if not peer.busy]:
             del self._retiring[peer.engine_id]
             self._unload(peer)
 
@@ -181,14 +183,8 @@ class NixlTransport:
     def _describe(self, agent: str, address: int, width: int, places: int) -> Any:
         return self._agent.describe(agent, address, width, places) if places > 0 else None
 
-    def _retire(self, peer: Peer) -> None:
-        """Unload now, or when its abandoned requests are over: unloading would lose sight of them."""
-        if peer.abandoned:
-            self._retiring[peer.engine_id] = peer
-        else:
-            self._unload(peer)
-
     def _unload(self, peer: Peer) -> None:
+        peer.unloaded = True
         for descriptors in (peer.blocks, peer.words):
             if descriptors is not None:
                 self._agent.release_list(descriptors)

@@ -66,6 +66,15 @@ class Peer:
     abandoned: list[Request] = field(default_factory=list)
     """Given-up requests that UCX has not finished yet."""
 
+    reading: int = 0
+    """Reads under way: NIXL's descriptors, which it does not check, must outlive them."""
+
+    unloaded: bool = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.abandoned or self.reading)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -139,8 +148,11 @@ class Reads:
                 if proving:  # what the peer sent for the set-up is taken in first: this read is to wait for the rest
                     self._agent.progress()
                 self.settle(peer)
+                if peer.unloaded:  # since the caller looked it up
+                    raise TransferError(f"engine {peer.engine_id} was left: handshake first", reason="not_connected")
                 if not peer.abandoned:
                     self.begun += 1
+                    peer.reading += 1
                     break
             if cancel is not None and cancel.is_set():
                 raise TransferError(f"read of engine {peer.engine_id} was cancelled", reason="cancelled")
@@ -163,6 +175,7 @@ class Reads:
         finally:
             with self._agent.lock:
                 self.begun -= 1
+                peer.reading -= 1
 
     def direct(self, peer: Peer) -> bool:
         """Whether UCX reads without the peer's processor, so that a given-up read ends by itself."""
