@@ -47,6 +47,7 @@ def _up(state: State) -> None:
 
 def _images(state: State) -> None:
     two_nodes.load(state, *(images.build(state, image) for image in images.PRODUCT))
+    images.tidy(state)
 
 
 def _signal(state: State, where: str, name: str, number: str) -> None:

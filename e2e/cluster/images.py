@@ -116,10 +116,15 @@ def build(state: State, image: Image) -> Path:
     return made
 
 
-def prune(state: State) -> None:
-    """Forget layers of older builds: each leaves some 100 MB."""
+def tidy(state: State) -> None:
+    """Forget layers of older builds, each some 100 MB, and drop what buildah leaves behind. Not beside a build."""
     if shutil.which("buildah") and state.buildah.exists():
-        run(*_store(state), "image", "prune", "--force", check=False, seconds=_BUILD_SECONDS)
+        run(*_store(state), "rm", "--all", check=False, seconds=_BUILD_SECONDS)
+        run(*_store(state), "rmi", "--prune", check=False, seconds=_BUILD_SECONDS)
+    below = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    # The last ones first: they lie on the earlier ones.
+    for mount in reversed([path for path in below if path.startswith(f"{state.buildah}/")]):
+        run("umount", mount, check=False)
 
 
 def _store(state: State) -> list[object]:

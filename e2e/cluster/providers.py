@@ -168,7 +168,7 @@ class TwoNodes:
 
     def stop(self) -> None:
         two_nodes.down(self._state)
-        images.prune(self._state)
+        images.tidy(self._state)
 
 
 PROVIDERS: Final[tuple[type[Given] | type[Kind] | type[TwoNodes], ...]] = (Given, Kind, TwoNodes)
