@@ -35,8 +35,8 @@ TPOT_MS = 40
 DECODE_HEAVY = (2.0, 1200, 450)
 """Requests per second, prompt and answer tokens: the memory of two and a half decoders, and 900 tokens/s."""
 
-PREFILL_HEAVY = (9.0, 1500, 16)
-"""2.7 prefill workers, and 144 tokens/s."""
+PREFILL_HEAVY = (7.5, 1500, 16)
+"""2.25 prefill workers, and 120 tokens/s."""
 
 SWITCH_SECONDS = 0.3
 """Of a role in local mode: the router reads the workers file five times a second."""

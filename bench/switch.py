@@ -81,11 +81,11 @@ def switched_after(sent: list[Sent], switched: dict[str, float]) -> float | None
     return min(firsts) - min(s.sent for s in sent) if firsts else None
 
 
-async def one_round(pool: LocalPool, seed: int) -> tuple[float | None, list[Sent]]:
+async def one_round(pool: LocalPool, seed: int, seconds: float = STEP_SECONDS) -> tuple[float | None, list[Sent]]:
     switched: dict[str, float] = {}
     watching = asyncio.create_task(watch_roles(pool, switched))
     try:
-        sent = await play(pool.url, poisson(random.Random(seed), 0.0, STEP_SECONDS, *STEP), seed)
+        sent = await play(pool.url, poisson(random.Random(seed), 0.0, seconds, *STEP), seed)
     finally:
         watching.cancel()
     return switched_after(sent, switched), sent

@@ -20,6 +20,7 @@ from forebay_operator.api.labels import Pool
 from forebay_operator.api.scaling import Metrics
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
 from forebay_operator.decide import Decision, Split
+from forebay_operator.observe.assemble import until_next_look
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.fleet import Fleet
 from forebay_operator.observe.router_report import Totals
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 LAW: Final = "law"
 """Key in status.memory: the law's checkpoint."""
 
-LOOK_SECONDS: Final = 1.0
 HISTORY: Final = 10
 
 Key = tuple[str, str]
@@ -94,14 +94,12 @@ class Rescaler:
         clock: Callable[[], float],
         wake: Callable[[Key], None],
         counts: Counts,
-        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """`clock`: wall time without jumps, in seconds. `wake` asks for a reconcile."""
         self._make_source = make_source
         self._clock = clock
         self._wake = wake
         self._counts = counts
-        self._look_seconds = look_seconds
         self._following: dict[Key, Following] = {}
 
     async def run(self) -> None:
@@ -132,10 +130,11 @@ class Rescaler:
         target = Split(targets["prefill"], targets["decode"])
         if held is None:
             held = self._begin(key, uid, spec, status, fleet, target)
-        held.spec, held.fleet = spec, fleet
-        if target == held.pending or target.total != held.target.total:
-            # It is recorded; or there are other workers now than it was decided for.
+        recorded = tuple((status.get(pool) or {}).get("target") for pool in ("prefill", "decode"))
+        if recorded == held.pending or target.total != held.target.total or spec != held.spec:
+            # It is recorded; or there are other workers, or other rules now than it was decided for.
             held.pending = None
+        held.spec, held.fleet = spec, fleet
         held.target = target
         return Word(held.told, held.history, held.law, held.pending, held.trouble)
 
@@ -169,15 +168,13 @@ class Rescaler:
 
     async def _follow(self, key: Key, held: Following) -> None:
         """One look after another; a look that fails unforeseen is logged, and the next one comes."""
-        loop = asyncio.get_running_loop()
         try:
             while True:
-                began = loop.time()
                 try:
                     await self.look(key)
                 except Exception:
                     log.exception("%s: looking at its traffic", key)
-                await asyncio.sleep(max(0.1, self._look_seconds - (loop.time() - began)))
+                await asyncio.sleep(until_next_look(self._clock()))
         finally:
             if held.source is not None:
                 await held.source.close()
@@ -250,13 +247,15 @@ def _trouble(signals: list[Signal]) -> MetricsView | None:
 def as_status(decision: Decision) -> dict[str, Any]:
     """As status.decision."""
     moved = decision.target != decision.before
+    # Another number of workers is not carried out from here: the reconciles' counts are the spec's.
+    same = decision.target.total == decision.before.total
     inputs: dict[str, Any] = dict(decision.inputs)
     rejected = {str(o.split): round(o.gain, 4) for o in decision.options if o.split != decision.target}
     if rejected:
         inputs["rejected"] = dict(list(rejected.items())[:8])
     return {
         "time": datetime.fromtimestamp(int(decision.at), UTC).isoformat().replace("+00:00", "Z"),
-        "action": ("SwitchRole" if decision.apply else "Recommend") if moved else "Hold",
+        "action": ("SwitchRole" if decision.apply and same else "Recommend") if moved else "Hold",
         "from": str(decision.before),
         "to": str(decision.target),
         "reason": decision.reason,

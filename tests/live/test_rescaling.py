@@ -36,7 +36,7 @@ async def test_a_starved_role_is_helped(tmp_path: Path) -> None:
 async def test_recommend_only_says_it(tmp_path: Path) -> None:
     model = manifest(*START, ttft_ms=TTFT_MS, tpot_ms=TPOT_MS, mode="Recommend")
     async with local_pool(tmp_path, model, learnt(model)) as pool:
-        took, sent = await one_round(pool, seed=1)
+        took, sent = await one_round(pool, seed=1, seconds=3.5)
         status = await pool.status()
     assert took is None
     assert {s.status for s in sent} <= {200, 429}

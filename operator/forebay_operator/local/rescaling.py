@@ -22,6 +22,7 @@ from forebay_operator.decide import Decision, Split
 from forebay_operator.local.errors import LocalError
 from forebay_operator.local.state import StateFolder
 from forebay_operator.local.status import DecisionStatus
+from forebay_operator.observe.assemble import until_next_look
 from forebay_operator.observe.endpoints import EndpointsSource
 from forebay_operator.observe.fleet import Fleet
 from forebay_operator.pilot import Checkpoint, Pilot
@@ -91,6 +92,10 @@ class Rescaling:
         self._announce(ruling.told)
         if self.pilot.checkpoint_due(now):
             self.save()
+
+    def until_next_look(self) -> float:
+        """Seconds."""
+        return until_next_look(self._clock())
 
     def _carry_out(self, move: Split) -> None:
         try:

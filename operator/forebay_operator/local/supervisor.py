@@ -28,7 +28,6 @@ from forebay_wire.discovery import WorkerEntry, WorkersFile
 from forebay_wire.load import LoadReport
 from forebay_wire.urls import host_port
 
-POLL_SECONDS = 1.0
 LAST_GRACE_SECONDS = 10.0
 """For workers after the router has gone, when the drain deadline has passed already: nothing runs on them."""
 
@@ -201,7 +200,7 @@ class Supervisor:
             while True:
                 await law.step(self._fleet(address))
                 self._load = parse_router_load(law.source.raw.get(address, b""))
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(law.until_next_look())
         finally:
             await law.source.close()
             law.save()

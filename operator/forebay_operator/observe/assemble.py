@@ -22,6 +22,7 @@ from forebay_operator.observe.worker_counters import Page
 PATIENCE_SECONDS: Final = 5.0
 """A source that is silent for less is late, not stale: nothing new is decided meanwhile, and nothing is said of it."""
 
+LATE_SECONDS: Final = 0.02
 MOST_SECONDS: Final = 60
 """Seconds of arrivals in one Observation; after a longer silence the older ones are left out."""
 
@@ -266,6 +267,12 @@ class Assembler:
             since = None if looked is None else now - looked
             signals.append(Signal(f"{label} fits", self._fits_source, fits, since, looks, False, trouble))
         return signals
+
+
+def until_next_look(now: float) -> float:
+    """Seconds to wait. Arrivals are told by whole seconds: a look just after the end of one sees it a second sooner
+    than one just before."""
+    return 1.0 - now % 1.0 + LATE_SECONDS
 
 
 def _freshest(reports: list[RouterReport]) -> dict[str, ReportedWorker]:

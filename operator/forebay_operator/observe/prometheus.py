@@ -109,23 +109,26 @@ class PrometheusSource:
             url=asked.url.rstrip("/"), session=self._session, retry=Retry(total=0), timeout=DEADLINE_SECONDS
         )
         self._next = 0.0
+        self._query_running: asyncio.Task[_Answer] | None = None
         self._last: Observation | None = None
+        self._asked_at = 0.0
         self._scraped_at = -1.0
         self._routers: tuple[str, ...] = ("of the model",)
         """Router pods that it knew at the last answer."""
 
     async def observe(self, fleet: Fleet) -> Observation:
-        now = self._monotonic()
-        if self._last is not None and now < self._next:
-            return self._last
+        now, last = self._monotonic(), self._last
+        if last is not None and now < self._next:
+            return last
         self._next = now + LOOK_SECONDS
         answer = await self._ask()
         if isinstance(answer, _Answer) and answer.routers:
             # What it counts was true at the scrape, and nothing is new before the next one.
-            scraped = self._clock() - max(answer.ages.get(pod, 0.0) for pod in answer.routers)
-            if self._last is not None and abs(scraped - self._scraped_at) < SAME_SCRAPE_SECONDS:
-                return self._last
-            self._scraped_at = scraped
+            age = max(answer.ages.get(pod, 0.0) for pod in answer.routers)
+            scraped = self._asked_at - age
+            if last is not None and abs(scraped - self._scraped_at) < SAME_SCRAPE_SECONDS and age <= PATIENCE_SECONDS:
+                return last
+            self._scraped_at = scraped if age <= PATIENCE_SECONDS else self._asked_at
         self._last = self._observation(fleet, answer)
         return self._last
 
@@ -144,10 +147,15 @@ class PrometheusSource:
     async def _ask(self) -> _Answer | Unanswered:
         try:
             self._trust(await self._credentials())
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                return await asyncio.to_thread(self._queries)
-        except TimeoutError:
-            return Unanswered(f"no answer within {DEADLINE_SECONDS:g} s")
+            if self._query_running is None or self._query_running.done():
+                self._asked_at = self._clock()
+                self._query_running = asyncio.create_task(asyncio.to_thread(self._queries))
+                self._query_running.add_done_callback(_heard)
+            # A thread can't be stopped. One that hangs is waited for again next time, so that there is never a second.
+            done, _ = await asyncio.wait({self._query_running}, timeout=DEADLINE_SECONDS)
+            if not done:
+                return Unanswered(f"no answer within {DEADLINE_SECONDS:g} s")
+            return self._query_running.result()
         except BadReport as error:
             return Unanswered(str(error), invalid=True)
         except PrometheusApiClientException as error:
@@ -155,7 +163,7 @@ class PrometheusSource:
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             # requests' JSONDecodeError is a RequestException: HTML where JSON should be.
             invalid = isinstance(error, (KeyError, TypeError, requests.JSONDecodeError))
-            return Unanswered(f"{type(error).__name__}: {str(error)[:160]}", invalid=invalid)
+            return Unanswered(_why(error), invalid=invalid)
 
     def _trust(self, credentials: Credentials) -> None:
         self._connect.headers = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
@@ -212,6 +220,20 @@ class PrometheusSource:
                 reports[pod] = Unanswered(f"its last sample is {age:.0f} s old")
         whole: dict[str, Page | Unanswered] = dict(pages(answer.workers))
         return self._assembler.look(Fleet(fleet.members, self._routers), reports, whole, self._scraped_at)
+
+
+def _why(error: Exception) -> str:
+    """requests puts the query's whole URL before the cause."""
+    text = str(error)
+    if "timed out" in text:
+        return f"no answer within {DEADLINE_SECONDS:g} s"
+    return f"{type(error).__name__}: {text.rpartition('Caused by')[2].strip()[:160]}"
+
+
+def _heard(task: asyncio.Task[_Answer]) -> None:
+    """An answer that nobody waits for any more is no error of ours."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _prompt(routers: Mapping[str, list[Sample]]) -> float:

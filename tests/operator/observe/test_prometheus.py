@@ -137,7 +137,7 @@ async def test_speed_is_learnt(life: Life) -> None:
         ('{"data": {"result": [{"metric": {"pod": "p"}, "value": [1, "-3"]}]}}', Health.INVALID, "-3"),
         ('{"data": {"result": [{"metric": {}, "value": [1, "3"]}]}}', Health.INVALID, "label `pod`"),
         ('{"data": {"result": []}}', Health.STALE, "let it scrape the PodMonitor"),
-        (30.0, Health.STALE, "Timeout|no answer within"),
+        (30.0, Health.STALE, "no answer within 0.2 s"),
     ],
 )
 async def test_what_it_may_answer_instead(
@@ -181,6 +181,19 @@ async def test_one_workers_samples_stand_still(life: Life) -> None:
     frozen = signal(seen, "worker assistant-decode-1 load")
     assert (frozen.health, frozen.needed, frozen.age_seconds) == (Health.STALE, True, 90.0)
     assert signal(await life.look(), "worker assistant-decode-1 load").health == Health.FRESH
+
+
+async def test_it_scrapes_no_more(life: Life) -> None:
+    """Prometheus answers at once, with what it knew when its targets went."""
+    await life.look()
+    good = await life.look()
+    for _ in range(6):
+        seen = await life.look(scrape=False)
+    trouble = signal(seen, "router assistant-router-1")
+    assert (trouble.health, trouble.needed, seen.taken_at) == (Health.STALE, True, good.taken_at)
+    assert "its last sample is 90 s old" in trouble.note
+    back = await life.look()
+    assert not [s for s in back.signals if s.needed and s.health not in (Health.FRESH, Health.ZERO)]
 
 
 async def test_a_token_is_sent_and_a_new_one_too(life: Life) -> None:

@@ -124,7 +124,7 @@ async def test_a_shift_moves_roles_and_status_explains_it(world: World) -> None:
     await world.live(70)
     assert world.roles() == (1, 5)
     world.surge = True
-    await world.live(4)
+    await world.live(8)
     assert world.targets() == world.roles()
     assert world.roles()[0] > 1
     decision = world.bench.live()["decision"]
@@ -154,8 +154,21 @@ async def test_recommend_only_writes_the_decision(world: World) -> None:
     assert (decision["action"], decision["from"]) == ("Recommend", "1:5")
     world.bench.put(model(1, 5, scaling={"mode": "Auto"}))
     await world.bench.rest()
-    await world.live(3)
+    await world.live(8)
     assert world.roles()[0] > 1, "a change of mode counts from the next look on"
+
+
+@pytest.mark.parametrize("change", [{"roleSwitching": "Disabled"}, {"pause": "All"}, {"ratio": {"max": "1:5"}}])
+async def test_a_decision_that_new_rules_forbid_is_not_recorded(world: World, change: dict[str, Any]) -> None:
+    """The spec changes after the decision and before the reconcile that would record it."""
+    await world.live(70)
+    world.surge = True
+    while not world.rescaler._following[KEY].pending:
+        await world.live(1, reconcile=False)
+    world.bench.put(model(1, 5, scaling=change))
+    await world.bench.rest()
+    await world.live(10)
+    assert world.targets() == world.roles() == (1, 5)
 
 
 async def test_off_looks_at_nothing(world: World) -> None:
@@ -208,7 +221,7 @@ async def test_an_operator_that_dies_in_the_middle_of_a_move(world: World, dies_
 async def test_the_next_leaders_clock_is_five_minutes_off(world: World, skew: float) -> None:
     await world.live(70)
     world.surge = True
-    await world.live(5)
+    await world.live(8)
     moved = world.roles()
     world.skew = skew
     world.restart()
@@ -244,7 +257,7 @@ async def test_the_source_changes_live_and_counting_goes_on(world: World) -> Non
     world.bench.put(model(1, 5, scaling=prometheus))
     await world.bench.rest()
     world.surge = True
-    await world.live(4)
+    await world.live(8)
     assert [source.name for source in world.sources] == ["Endpoints", "Prometheus"]
     assert [source.closed for source in world.sources] == [True, False]
     assert world.rescaler._following[KEY].pilot.totals.finished > finished
