@@ -50,7 +50,7 @@ class WorkerSettings:
     pull_timeout_seconds: float = 20.0
     drain_timeout_seconds: float = 600.0
     drain_policy: str = "finish"
-    """finish | move: what SIGTERM does to running requests. Moved ones continue on another worker, through the router."""
+    """finish | move: what SIGTERM does to running requests. Moved ones go on at another worker, through the router."""
 
     chunked_prefill: bool = True
     """False: a prompt is one step, whatever its length (for comparison only)."""

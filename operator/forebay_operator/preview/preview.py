@@ -159,6 +159,10 @@ class _Children:
                 live: Object | None = await self._kube.get(resource_of(child), self._turn.owner.namespace, name)
             except NotFound:
                 live = None
+            except Forbidden:
+                # Kubernetes' own roles `view` and `edit` see no Roles and no PodMonitors.
+                self._note(f"{kind} may not be read with this kubeconfig; taken as it should be")
+                return ObjectChange(Action.KEEP, kind, name)
             if live is not None and (foreign := self._foreign(live, kind)) is not None:
                 return foreign
             partial = False
@@ -193,6 +197,9 @@ class _Children:
                     resource, self._turn.owner.namespace, selector=f"{MODEL}={self._turn.owner.name}"
                 )
             except NotFound:
+                continue
+            except Forbidden:
+                self._note(f"{resource.kind} may not be listed with this kubeconfig; what is left over is not shown")
                 continue
             found += [
                 ObjectChange(Action.DELETE, resource.kind, obj["metadata"]["name"])
