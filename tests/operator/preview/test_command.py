@@ -210,6 +210,26 @@ async def test_a_reader_gets_a_plan_too(site: Site) -> None:
     assert [p["fate"] for p in made["pods"]].count("Drained") == 1
 
 
+async def test_who_may_not_see_all_children_gets_a_plan_of_the_others(site: Site) -> None:
+    """Kubernetes' role `view` has no Roles, and no kind that a CustomResourceDefinition brings."""
+    await site.serve(simulated_model(1, 2))
+    site.api.put(OPERATOR)
+    site.api.missing.discard("podmonitors")
+
+    def before(call: Call) -> None:
+        if call.plural in ("roles", "rolebindings", "podmonitors", "secrets"):
+            raise Refused(403, "Forbidden", f'{call.plural} is forbidden: User "u" cannot list resource')
+
+    site.api.before = before
+    code, made = await site.planned(simulated_model(1, 1))
+    assert code == 2
+    assert [p["fate"] for p in made["pods"]].count("Drained") == 1
+    said = " ".join(made["notes"])
+    for kind in ("Role may not be read", "RoleBinding may not be read", "PodMonitor may not be listed"):
+        assert kind in said
+    assert {c["kind"] for c in made["objects"] if c["action"] == "change"} == {"DisaggregatedModel", "Deployment"}
+
+
 async def test_a_field_that_the_file_has_no_more(site: Site) -> None:
     """Gone when the file set it before; kept when somebody else did."""
     key = "kubectl.kubernetes.io/last-applied-configuration"
