@@ -38,7 +38,7 @@ def busy(name: str, **values: Any) -> Candidate:
 
 
 def outcome(candidates: list[Candidate], prompt: int, policy: Policy = ON, **more: Any) -> str:
-    placed = place(candidates, prompt, prompt + 100, policy, **more)
+    placed = place(candidates, prompt, policy, **more)
     match placed:
         case Together(worker=chosen, kind=kind):
             return f"{kind} {chosen.name}"
@@ -132,7 +132,7 @@ def test_refusal(candidates: list[Candidate], prompt: int, answer: float, expect
 
 
 def test_a_refusal_says_when_to_come_again() -> None:
-    refused = place([worker("p0", queued_tokens=24_000), worker("d0")], 1000, 1100, SPLIT_ONLY)
+    refused = place([worker("p0", queued_tokens=24_000), worker("d0")], 1000, SPLIT_ONLY)
     assert isinstance(refused, Refused)
     assert refused.seconds == pytest.approx(2.5)
     assert refused.retry_after == pytest.approx(1.5)
@@ -184,7 +184,7 @@ policies = st.builds(
 def test_properties(
     candidates: list[Candidate], prompt: int, policy: Policy, handoff: float, answer: float, turn: int
 ) -> None:
-    placed = place(candidates, prompt, prompt + 50, policy, handoff_seconds=handoff, answer_tokens=answer, turn=turn)
+    placed = place(candidates, prompt, policy, handoff_seconds=handoff, answer_tokens=answer, turn=turn)
     known = any(c.velocity > 0 for c in candidates)
     if isinstance(placed, NoPair):
         assert isinstance(choice.pick_pair(candidates, prompt, turn), NoPair)
@@ -214,8 +214,8 @@ def test_properties(
 
 @given(st.lists(workers(), min_size=1, max_size=6, unique_by=lambda c: c.name), st.integers(1, 5000))
 def test_more_queue_never_turns_a_refusal_into_a_yes(candidates: list[Candidate], prompt: int) -> None:
-    before = place(candidates, prompt, prompt, SPLIT_ONLY, answer_tokens=50.0)
+    before = place(candidates, prompt, SPLIT_ONLY, answer_tokens=50.0)
     longer = [replace(c, queued_tokens=c.queued_tokens + 1000) if c.role == "prefill" else c for c in candidates]
-    after = place(longer, prompt, prompt, SPLIT_ONLY, answer_tokens=50.0)
+    after = place(longer, prompt, SPLIT_ONLY, answer_tokens=50.0)
     if isinstance(before, Refused):
         assert isinstance(after, Refused)

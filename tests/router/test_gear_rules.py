@@ -109,6 +109,19 @@ async def test_a_late_request_is_refused_before_any_prefill(start_bench: StartBe
     check(await ask(bench, completion()), completion())
 
 
+async def test_a_high_bound_on_the_answer_is_no_reason_to_refuse(start_bench: StartBench) -> None:
+    bench = await start_bench(ONE_PAIR, refusal_factor=1.0)
+    check(await ask(bench, completion()), completion())  # the router has seen how long answers are
+    # An answer of 12 tokens would free its place in 2.4 s; room for the prompt there is now.
+    bench["d0"].report = {"running": 1, "decoding": 1, "decode_step_seconds": 0.2, "free_blocks": 10}
+    await heard(bench, "d0")
+    body = completion(tokens=200)
+    check(await ask(bench, body), body)
+    bench["d0"].report = {**bench["d0"].report, "free_blocks": 0}
+    await heard(bench, "d0")
+    assert (await ask(bench, body)).status == 429
+
+
 async def test_the_worker_has_the_last_word(start_bench: StartBench) -> None:
     bench = await start_bench({"p0": "prefill", "p1": "prefill", "d0": "decode"}, refusal_factor=1.0)
     for name in ("p0", "p1"):

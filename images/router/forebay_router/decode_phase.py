@@ -54,7 +54,7 @@ class DecodePhase:
         ctx, course, answer = parts.ctx, parts.course, parts.answer
         relay = Relay(course.delivered, leg.skip)
         sent_at = ctx.clock()
-        ticket = worker.send(sent_at, prefill_tokens=self._to_compute(worker, leg), decode_tokens=parts.tokens)
+        ticket = worker.send(sent_at, **self._load(worker, leg))
         upstream: WorkerStream | None = None
         try:
             async with ctx.watchdog.watch(worker, leg.first_byte) as guard:
@@ -126,8 +126,7 @@ class DecodePhase:
                 await parts.answer.give_up()
                 return True
             worker, key, target = target, target.key, None
-            computing = self._to_compute(worker, leg)
-            ticket = worker.send(ctx.clock(), prefill_tokens=computing, decode_tokens=parts.tokens)
+            ticket = worker.send(ctx.clock(), **self._load(worker, leg))
             try:
                 async with ctx.watchdog.watch(worker, ctx.settings.request_timeout):
                     reply = await ctx.client.post(
@@ -176,13 +175,17 @@ class DecodePhase:
     def _headers(self, leg: Leg) -> Mapping[str, str]:
         return self._parts.sent(first=leg.name == "plain")
 
-    def _to_compute(self, worker: Worker, leg: Leg) -> int:
-        """Prompt tokens of a leg that brings no KV."""
+    def _load(self, worker: Worker, leg: Leg) -> dict[str, int]:
+        """What the worker's reports will show once the leg is there: a prompt to compute, or one whose KV it reads.
+
+        Not the bound on the answer, which may be more than any worker has room for.
+        """
         parts = self._parts
+        prompt = parts.answer.prompt_tokens
         if leg.name == "decode":
-            return 0
-        candidate = worker.candidate(parts.ctx.clock(), parts.call.beginnings.names)
-        return candidate.uncached(parts.answer.prompt_tokens)
+            return {"decode_tokens": prompt}
+        computed = worker.candidate(parts.ctx.clock(), parts.call.beginnings.names).uncached(prompt)
+        return {"prefill_tokens": computed}
 
     async def _refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply, *, once: bool) -> bool:
         """A leg answered with an error; True when that is the client's answer."""

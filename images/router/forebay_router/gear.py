@@ -90,7 +90,6 @@ class Refused:
 def place(
     candidates: Sequence[Candidate],
     prompt_tokens: int,
-    tokens: int,
     policy: Policy,
     *,
     handoff_seconds: float = 0.0,
@@ -98,7 +97,7 @@ def place(
     turn: int = 0,
     excluded: Collection[Key] = (),
 ) -> Split | Together | Refused | NoPair:
-    """Choose for a prompt of `prompt_tokens` tokens, `tokens` with its answer.
+    """Choose for a prompt of `prompt_tokens` tokens.
 
     `handoff_seconds`: what moving KV and joining the decode worker's batch takes, as measured; 0: unknown.
     `answer_tokens`: mean length of answers, for when decode slots will be free; 0: unknown.
@@ -118,7 +117,7 @@ def place(
         together = together or overflow(decodes, prompt_tokens, policy, velocity, computed, turn)
     if together is not None:
         return together
-    seconds = max(computed, slot_seconds(decodes, tokens, answer_tokens))
+    seconds = max(computed, slot_seconds(decodes, prompt_tokens, answer_tokens))
     idle = not pair.prefill.queued_tokens and seconds == computed
     if seconds > policy.latest_seconds and not idle:
         return Refused(seconds, seconds - policy.latest_seconds)
@@ -195,13 +194,14 @@ def short(
     return Together(best, "short", seconds) if seconds <= min(policy.step_seconds, split_seconds) else None
 
 
-def slot_seconds(decodes: Sequence[Candidate], tokens: int, answer_tokens: float) -> float:
+def slot_seconds(decodes: Sequence[Candidate], prompt_tokens: int, answer_tokens: float) -> float:
     """When a decode worker will have room for a request: 0 where one has, else by how fast answers end; 0: unknown.
 
-    Answers end at the rate at which tokens are made over the mean answer's length. Whoever waits there already has its
-    turn first.
+    Room is what workers admit by: a place, and blocks for the prompt. The bound that a client sets on its answer says
+    little, and may be more than any worker has. Answers end at the rate at which tokens are made over the mean answer's
+    length. Whoever waits there already has its turn first.
     """
-    if not decodes or any(not choice.decode_load(c, tokens)[0] for c in decodes):
+    if not decodes or any(not choice.decode_load(c, prompt_tokens)[0] for c in decodes):
         return 0.0
     made = sum(c.decoding / c.step_seconds for c in decodes if c.step_seconds > 0)
     if not made or not answer_tokens:

@@ -28,9 +28,6 @@ class Parts:
     prompt_tokens: int
     """Estimated."""
 
-    tokens: int
-    """Prompt and answer, estimated."""
-
     turn: int
     course: Course
     account: Account

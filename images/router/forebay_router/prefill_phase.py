@@ -80,7 +80,6 @@ class PrefillPhase:
         return gear.place(
             parts.ctx.candidates(parts.call),
             parts.prompt_tokens,
-            parts.tokens,
             policy,
             handoff_seconds=parts.ctx.handoff_seconds.value,
             answer_tokens=parts.ctx.answer_tokens.value,

@@ -57,9 +57,7 @@ class Exchange:
         attempts = Attempts(ctx, course, account, leg_id, sent)
         answer = Answer(ctx, client, course, account, attempts, request_id, prompt_tokens)
         reservation = Reservation(ctx, call, leg_id, sent, prompt_tokens, turn)
-        self._parts = Parts(
-            ctx, call, sent, prompt_tokens, tokens, turn, course, account, attempts, answer, reservation
-        )
+        self._parts = Parts(ctx, call, sent, prompt_tokens, turn, course, account, attempts, answer, reservation)
 
     async def run(self) -> None:
         """Serve the request to its end, whatever that is. Raises only cancellation (client gone, or shutting down)."""

@@ -59,7 +59,7 @@ class Routing:
         behind = [self._decoder(worker, velocity) for worker in decodes]
         policy = gear.Policy(self.ttft_seconds, self.tpot_seconds, convertible="always")
         handoff = self.model.handoff_seconds(prompt)
-        placed = gear.place([*ahead, *behind], prompt, prompt, policy, handoff_seconds=handoff, turn=turn)
+        placed = gear.place([*ahead, *behind], prompt, policy, handoff_seconds=handoff, turn=turn)
         if isinstance(placed, gear.Together):
             return int(placed.worker.name), False
         assert isinstance(placed, gear.Split)
