@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -94,13 +95,58 @@ def test_several_processes_may_compile_at_once(tmp_path: Path, monkeypatch: pyte
         thread.join(timeout=30)
     assert len(set(found)) == 1
     assert len(found) == 4
-    assert found[0].read_text() == "made\n", "each wrote a file of its own, and the last one's took the name"
+    assert found[0].read_bytes().startswith(b"made\nforebay"), "each wrote a file of its own; the last took the name"
+    assert find_library(PLAIN, "float32", tmp_path / "cache") == (found[0], 0.0)
+
+
+@pytest.mark.parametrize("name", ["cache", "built"])
+@pytest.mark.parametrize("damage", ["empty", "half", "last byte missing", "a page of zeros", "more at the end"])
+def test_a_damaged_library_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, name: str
+) -> None:
+    """Loading one would end the process by SIGBUS or SIGSEGV, at every start."""
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path, f"{COPY}; head -c 9000 /dev/urandom >> $2")))
+    monkeypatch.setattr(compiler, "READY_MADE", tmp_path / "built")
+    compiler.build_all(tmp_path / "built", "x86_64")
+    if name == "cache":
+        shutil.rmtree(tmp_path / "built")
+    file, _ = find_library(PLAIN, "float32", tmp_path / "cache")
+    assert file.parent.name == name
+    good = file.read_bytes()
+    file.write_bytes(
+        {
+            "empty": b"",
+            "half": good[: len(good) // 2],
+            "last byte missing": good[:-1],
+            "a page of zeros": good[:4096] + bytes(4096) + good[8192:],
+            "more at the end": good + b"x",
+        }[damage]
+    )
+    anew, took = find_library(PLAIN, "float32", tmp_path / "cache")
+    assert anew.parent.name == "cache"
+    assert took > 0
+    assert find_library(PLAIN, "float32", tmp_path / "cache") == (anew, 0.0)
+
+
+def test_work_folders_of_killed_processes_go_and_those_of_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path, COPY)))
+    old, young = tmp_path / "cache" / ".compiling-old", tmp_path / "cache" / ".compiling-young"
+    for work in (old, young):
+        work.mkdir(parents=True)
+    (old / "part.so").write_text("half")
+    os.utime(old, (0, 0))
+    find_library(PLAIN, "float32", tmp_path / "cache")
+    assert not old.exists()
+    assert young.exists()
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         ("echo 'step.c:1: error: no such thing' >&2; exit 3", ["failed (3)", "no such thing"]),
+        ("printf 'error: kein Platz f\\374r mehr' >&2; exit 1", ["failed (1)", "kein Platz"]),
         ("exec sleep 60", ["took over 0.2 s"]),
     ],
 )
@@ -111,6 +157,24 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         find_library(PLAIN, "float32", tmp_path / "cache")
     assert all(word in str(failed.value) for word in words)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("own", ["cc 'x", "/"])
+def test_cc_that_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str) -> None:
+    monkeypatch.setenv("CC", own)
+    with pytest.raises(KernelsUnavailable, match="CC"):
+        find_library(PLAIN, "float32", tmp_path / "cache")
+
+
+def test_a_user_without_a_home_computes_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("FOREBAY_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(KernelsUnavailable, match="set FOREBAY_CACHE"):
+        forward._kernel_cache()
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

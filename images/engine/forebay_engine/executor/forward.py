@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from forebay_engine.errors import ModelError
 from forebay_engine.executor.paged_attention import PagedAttention
 from forebay_engine.kernels.compiler import KernelsUnavailable
 from forebay_engine.kernels.library import Part, load_kernels
@@ -74,6 +75,13 @@ class NativeForward:
         self._network.close()
 
 
+def _kernel_cache() -> Path:
+    try:
+        return default_cache_dir() / "kernels"
+    except ModelError as error:
+        raise KernelsUnavailable(str(error)) from error
+
+
 def make_forward(
     folder: Path, spec: ModelSpec, layout: ArenaLayout, arena: torch.Tensor, *, threads: int, kernels: bool
 ) -> Forward:
@@ -83,7 +91,7 @@ def make_forward(
     """
     if kernels and arena.device.type == "cpu":
         try:
-            library = load_kernels(arena.dtype, read_cpu_flags(), default_cache_dir() / "kernels")
+            library = load_kernels(arena.dtype, read_cpu_flags(), _kernel_cache())
             return NativeForward(NativeNetwork(folder, spec, library, arena, threads))
         except KernelsUnavailable as error:
             log.warning("no CPU kernels, decode takes about twice as long by torch: %s", error)

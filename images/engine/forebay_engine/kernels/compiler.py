@@ -7,6 +7,7 @@ images that have no compiler (images/engine/Dockerfile).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import platform
@@ -25,6 +26,15 @@ READY_MADE = Path(__file__).parent / "built"
 COMPILE_SECONDS = 60.0
 """It takes 2 on a free core. A start that waits longer than this for a compiler goes on without."""
 
+_ABANDONED_SECONDS = 3600.0
+"""A compiler's work folder of this age belongs to a process that was killed."""
+
+_SEAL = b"forebay-kernels:"
+_DIGEST_BYTES = 16
+"""A library ends in _SEAL and its own digest, which the system's loader does not look at. A file that lost its end or a
+page (full disk, power cut) does not fail to load: it ends the process (SIGBUS, SIGSEGV), and so each start after it."""
+
+_WORK_PREFIX = ".compiling-"
 _OPTIONS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread")
 _ELEMENTS = {"bfloat16": "1", "float32": "0"}
 
@@ -68,14 +78,15 @@ def level_of(machine: str, cpu_flags: frozenset[str]) -> Level:
 def find_library(level: Level, dtype: str, cache: Path) -> tuple[Path, float]:
     """The library for `level` and `dtype` (bfloat16 or float32), and the seconds it took to compile (0: it was there).
 
-    Several processes may call it at once. Raises KernelsUnavailable when there is none and none can be made.
+    A damaged one counts as none and is made anew. Several processes may call it at once. Raises KernelsUnavailable when
+    there is none and none can be made.
     """
     ready = READY_MADE / _file_name(level, dtype, "")
-    if ready.exists():
+    if _intact(ready):
         return ready, 0.0
     compiler = _compiler()
     final = cache / _file_name(level, dtype, _version_of(compiler))
-    if final.exists():
+    if _intact(final):
         return final, 0.0
     return final, _compile(compiler, level, dtype, final)
 
@@ -98,9 +109,26 @@ def _file_name(level: Level, dtype: str, compiler: str) -> str:
     return f"{level.name}-{dtype}-{digest.hexdigest()}.so"
 
 
+def _intact(library: Path) -> bool:
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    made = content[: -len(_SEAL) - _DIGEST_BYTES]
+    return content == made + _seal(made)
+
+
+def _seal(made: bytes) -> bytes:
+    return _SEAL + hashlib.blake2b(made, digest_size=_DIGEST_BYTES).digest()
+
+
 def _compiler() -> list[str]:
     """$CC, else the first of cc, gcc and clang."""
-    if own := shlex.split(os.environ.get("CC", "")):
+    try:
+        own = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise KernelsUnavailable(f"CC is {os.environ['CC']!r}, which is no command: {error}") from error
+    if own:
         return own
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
@@ -118,11 +146,14 @@ def _compile(compiler: Sequence[str], level: Level, dtype: str, final: Path) -> 
     started = time.monotonic()
     try:
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=final.parent, prefix=".compiling-") as work:
+        _remove_abandoned(final.parent)
+        with tempfile.TemporaryDirectory(dir=final.parent, prefix=_WORK_PREFIX) as work:
             made = Path(work) / final.name
             element = f"-DFOREBAY_BF16={_ELEMENTS[dtype]}"
             command = [*compiler, *_OPTIONS, *level.options, element, str(SOURCES / "step.c"), "-o", str(made), "-lm"]
             _run(command, COMPILE_SECONDS)
+            with made.open("r+b") as file:
+                file.write(_seal(file.read()))
             os.replace(made, final)
     except OSError as error:
         raise KernelsUnavailable(
@@ -131,10 +162,23 @@ def _compile(compiler: Sequence[str], level: Level, dtype: str, final: Path) -> 
     return time.monotonic() - started
 
 
+def _remove_abandoned(cache: Path) -> None:
+    for work in cache.glob(f"{_WORK_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            if time.time() - work.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(work, ignore_errors=True)
+
+
 def _run(command: list[str], seconds: float) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - the user's own compiler
-            command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise KernelsUnavailable(f"{shlex.join(command)} took over {seconds:g} s") from error

@@ -130,7 +130,10 @@ class Kernels:
             library.forebay_step.argtypes = (_POINTER, _POINTER, _LONG, ctypes.POINTER(_Sequence), _LONG)
             library.forebay_logits.argtypes = (_POINTER, _POINTER, _LONG, _POINTER, _LONG)
         except (OSError, AttributeError) as error:
-            raise KernelsUnavailable(f"loading {file} failed: {error}; delete it to have it made anew") from error
+            raise KernelsUnavailable(
+                f"loading {file} failed: {error}; delete it to have it made anew, or, where files may not be executed "
+                "(a mount with noexec), set FOREBAY_CACHE to another folder"
+            ) from error
         self.block: int = library.forebay_block()
 
     def pack(

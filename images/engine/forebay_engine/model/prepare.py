@@ -34,12 +34,20 @@ _DOWNLOAD_BYTES = 200_000_000
 
 
 def default_cache_dir() -> Path:
-    """$FOREBAY_CACHE, else $XDG_CACHE_HOME/forebay, else ~/.cache/forebay."""
+    """$FOREBAY_CACHE, else $XDG_CACHE_HOME/forebay, else ~/.cache/forebay.
+
+    Raises ModelError when it would be in the home of a user who has none.
+    """
     if own := os.environ.get("FOREBAY_CACHE"):
         return Path(own)
     if xdg := os.environ.get("XDG_CACHE_HOME"):
         return Path(xdg) / "forebay"
-    return Path.home() / ".cache" / "forebay"
+    try:
+        return Path.home() / ".cache" / "forebay"
+    except RuntimeError as error:  # a container's user id that /etc/passwd does not know
+        raise ModelError(
+            f"user {os.getuid()} has no home folder to keep a cache in; set FOREBAY_CACHE to a writable folder"
+        ) from error
 
 
 def prepare_smollm2(
