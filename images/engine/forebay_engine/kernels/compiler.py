@@ -154,6 +154,7 @@ def _compile(compiler: Sequence[str], level: Level, dtype: str, final: Path) -> 
             _run(command, COMPILE_SECONDS)
             with made.open("r+b") as file:
                 file.write(_seal(file.read()))
+            made.chmod(0o755)  # whatever the umask is: trust.py
             os.replace(made, final)
     except OSError as error:
         raise KernelsUnavailable(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from forebay_engine.kernels.compiler import KernelsUnavailable, Level, find_library, level_of
+from forebay_engine.kernels.trust import check_trusted
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +255,8 @@ def load_kernels(dtype: torch.dtype, cpu_flags: frozenset[str], cache: Path) -> 
         raise KernelsUnavailable("torch's own products use this processor's AMX tiles, these kernels do not")
     level: Level = level_of(platform.machine(), cpu_flags)
     file, seconds = find_library(level, name, cache)
+    if file.is_relative_to(cache):  # what was installed beside this code is as good as this code
+        check_trusted(file)
     kernels = Kernels(file, dtype)
     how = f"compiled in {seconds:.1f} s" if seconds else "ready"
     log.info("CPU kernels for %s in %s: %s, %s", level.name, name, how, file)
