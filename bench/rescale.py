@@ -17,9 +17,11 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench import mixes
 from bench.report import finish
@@ -253,6 +255,16 @@ def lets_through(where: Where, row: dict[str, object]) -> bool:
     return all(str(row[name]) in values for name, values in where.items())
 
 
+@contextmanager
+def workers(jobs: int, folder: Path | None) -> Iterator[Callable[..., Iterator[Any]]]:
+    """`map`, or that of a pool of processes: results in the order of their items, as they come."""
+    if jobs == 1:
+        yield map
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, mixes.use, (folder,)) as pool:
+        yield pool.imap
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="folder of the public traces")
@@ -272,11 +284,11 @@ def main() -> None:
     rows = Rows(arguments.rows)
     deadline = time.monotonic() + 60 * arguments.minutes
     wanted = list(short_cases() if arguments.short else cases())
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs, mixes.use, (folder,)) as pool:
+    with workers(arguments.jobs, folder) as spread:
         if not arguments.short:
             names = [n for n in mixes.FILES if n in where.get("mix", {n}) and "own" in where.get("level", {"own"})]
             unknown = [n for n in names if n not in rows.rates]
-            for name, rate in zip(unknown, pool.imap(natural_rate, unknown), strict=True):
+            for name, rate in zip(unknown, spread(natural_rate, unknown), strict=True):
                 rows.add({"rate_of": name, "rate": rate})
             for name in names:
                 say(f"{name}: its best fixed split attains 95 % at {rows.rates[name]:.1f} requests/s")
@@ -284,7 +296,7 @@ def main() -> None:
         wanted = [case for case in wanted if lets_through(where, case.columns)]
         todo = [case for case in wanted if not rows.has(case)]
         left = len(todo)
-        for done in pool.imap_unordered(play, tasks(todo)):
+        for done in spread(play, tasks(todo)):
             for row in done:
                 rows.add(row)
                 left -= 1
@@ -292,7 +304,6 @@ def main() -> None:
                 say(f"{len(wanted) - left}/{len(wanted)} {named}: {row['attainment']} % {row['moves']} moves")
             if time.monotonic() > deadline and left:
                 say(f"left out: {left} of {len(wanted)} rows, time is up (--minutes)")
-                pool.terminate()
                 break
     found = [rows.done[key] for case in wanted if (key := (*case.columns.values(), case.scale)) in rows.done]
     lines = summary(found)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
+import msgspec
+
+from forebay_operator.api.labels import Pool
 from forebay_operator.decide import reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate, absorb, estimate
 from forebay_operator.decide.memory import Memory, Moved
 from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
 from forebay_operator.decide.regime import lasted
-from forebay_operator.decide.types import Decision, Option, Policy, Split
+from forebay_operator.decide.size import sized
+from forebay_operator.decide.types import Decision, Fleet, Growth, Option, Policy, Split
 from forebay_operator.decide.value import Valued, valued
 from forebay_operator.observe.traffic import Observation
 
@@ -18,9 +24,6 @@ MINUTE = 60.0
 MOVES_KEPT_SECONDS = 1800.0
 UNEXPLAINED_SHARE = 0.1
 """Measured and modelled misses of ten minutes may differ by this much; beyond it slow gears hold."""
-
-WORTH = 4.0
-"""Without convertible decoders a slow move loses what it gains unless traffic stays this many times as long."""
 
 STARVED_WORKERS = 0.5
 SPARE = 0.95
@@ -31,18 +34,29 @@ BUSY_CONVERTIBLE = 0.8
 """Utilisation beyond which prefill counts as short: its queue waits two service times at 0.8, 4.5 at 0.9 (M/D/1). By
 score on the mixes: where decoders take prompts they are the donor and the reserve at once, and an earlier move pays."""
 
+LEAN_SECONDS = 60.0
+LEAN_LOSS = 0.002
 MOST_CANDIDATES = 10
 DROP_SECONDS = 720.0
 """A move that has not ended after its gear's time and this is no longer waited for: a drain's ten minutes, and two."""
 
 
-def decide(observation: Observation, policy: Policy, memory: Memory, now: float) -> tuple[Decision, Memory]:
+def decide(
+    observation: Observation,
+    policy: Policy,
+    memory: Memory,
+    now: float,
+    fleets: Mapping[Pool, Fleet] | None = None,
+) -> tuple[Decision, Memory]:
     """The targets to hold from `now` on, and the memory to give back next time.
 
+    With `policy.growth` and `fleets`, the decision holds the replicas of the two home pools as well.
     Neither argument is changed. Never raises for what an observation holds: it holds the targets and says why.
     """
     call = _Call(observation, policy, memory.next(), now)
     decision = call.decide()
+    if policy.growth is not None and fleets is not None:
+        decision = call.size(decision, dict(fleets), policy.growth)
     held = decision.target if decision.apply else decision.before
     if held != decision.before:
         call.memory.moves.append(Moved(now, decision.moves, held.prefill > decision.before.prefill))
@@ -60,13 +74,12 @@ class _Call:
         self.policy = policy
         self.memory = memory
         self.now = now
+        self.seen: Estimate | None = None
+        """The load, once the windows are full."""
         self.inputs: dict[str, float] = {}
         self.options: tuple[Option, ...] = ()
-        observed = Split(observation.targeted("prefill"), observation.targeted("decode"))
-        self.before = Split(*memory.target) if memory.target is not None else observed
-        if observed.total and observed.total != self.before.total:
-            # Workers came or went: the split that is there now is the one to start from.
-            self.before = observed
+        self.observed = Split(observation.targeted("prefill"), observation.targeted("decode"))
+        self.before = Split(*memory.target) if memory.target is not None else self.observed
 
     def decide(self) -> Decision:
         if self.policy.mode == "Off":
@@ -77,6 +90,9 @@ class _Call:
             if reason == reasons.COUNTER_RESET:
                 self._forget_windows()
             return self._hold(reason, message)
+        if self.observed.total != self.before.total:
+            # Workers came or went: start from the split that is there now. Only a fit observation may say so.
+            self.before = self.observed
         fresh = self.observation.taken_at > self.memory.seen_at
         elapsed = self.observation.taken_at - self.memory.seen_at if self.memory.seen_at >= 0 else 0.0
         absorb(self.observation, self.policy, self.memory)
@@ -99,6 +115,7 @@ class _Call:
         started = memory.started_at if memory.started_at is not None else now
         if self.observation.taken_at - started < WINDOW_SECONDS - 5:
             return self._hold(reasons.WARMING_UP, f"windows of {WINDOW_SECONDS:g} s are not full yet")
+        self.seen = seen
         if self.policy.ttft_seconds is None or self.policy.tpot_seconds is None:
             return self._by_demand(seen)
         serving = Split(
@@ -128,18 +145,21 @@ class _Call:
         best = next(option for option in found.options if not self._starves(option.split, seen))
         if best.split == self.before or best.gain < found.bar:
             memory.confirming = 0
+            leant = self._lean(found, seen)
+            if leant is not None:
+                return leant
             return self._hold(
                 reasons.BALANCED,
                 f"{best.split} would gain {100 * max(0.0, best.gain):.1f} points, the bar is {100 * found.bar:.1f}",
             )
         if self._opposes(best.split):
             return self._hold(reasons.MOVING, f"a move the other way is under way; {best.split} waits for its end")
-        if self.policy.gear.slow and not self.policy.convertible and found.lasting < WORTH * found.transit:
+        if self.policy.gear.slow and not self.policy.convertible and best.gain * found.lasting < found.transit:
             memory.confirming = 0
             return self._hold(
                 reasons.SHORT_REGIME,
-                f"traffic is expected to stay for {found.lasting:.0f} s and a move takes {found.transit:.0f} s; "
-                f"it must stay {WORTH:g} times as long",
+                f"{100 * best.gain:.1f} points for the {found.lasting:.0f} s that traffic is expected to stay are less "
+                f"than all requests of the {found.transit:.0f} s that a move takes",
             )
         if self.policy.gear.slow and self.policy.convertible:
             measured = self._measured()
@@ -162,6 +182,29 @@ class _Call:
             f"over the next {found.dwell:.0f} s",
         )
 
+    def _lean(self, found: Valued, seen: Estimate) -> Decision | None:
+        """With convertible decoders: the most decode workers that cost nothing now and would have cost nothing lately.
+
+        Routing gives a prefill shortage to decoders within milliseconds, and nothing gives a decode shortage to
+        anyone: of splits that are equal for the present load, the one with more decoders is safe against both shifts.
+        """
+        memory = self.memory
+        if not (self.policy.convertible and self.policy.gear.slow) or memory.move_started >= 0:
+            return None
+        if memory.moves and self.now - memory.moves[-1].at < LEAN_SECONDS + self.policy.gear.seconds:
+            return None
+        equal = [
+            option
+            for option in found.options
+            if option.split.decode > self.before.decode
+            and option.gain + found.band * (option.split.decode - self.before.decode) >= -LEAN_LOSS
+            and not self._starves(option.split, seen)
+        ]
+        if not equal:
+            return None
+        wanted = max(equal, key=lambda option: option.split.decode).split
+        return self._to(wanted, reasons.RESERVE, f"{wanted} costs no more than {self.before} and has more decoders")
+
     def _pressure(self, seen: Estimate) -> tuple[float, float]:
         """Workers that each role needs right now."""
         prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
@@ -172,7 +215,8 @@ class _Call:
         if self.policy.gear.slow or split == self.before:
             return False
         prefill, decode = self._pressure(seen)
-        return prefill > split.prefill + STARVED_WORKERS or decode > split.decode + STARVED_WORKERS
+        absorbed = seen.absorbed(self.policy, self.memory.decode_factor, split.decode)
+        return prefill > split.prefill + absorbed + STARVED_WORKERS or decode > split.decode + STARVED_WORKERS
 
     def _rescue(self, seen: Estimate) -> Decision | None:
         """A role whose demand is half a worker over what serves it, while the other pool can spare workers.
@@ -185,8 +229,9 @@ class _Call:
         prefill, decode = self._pressure(seen)
         have = self.before
         need = decode - have.decode
-        if prefill > have.prefill + STARVED_WORKERS and decode < have.decode:
-            count = min(math.ceil(prefill - have.prefill), have.decode - max(1, math.ceil(decode / SPARE)))
+        short = prefill - have.prefill - seen.absorbed(self.policy, self.memory.decode_factor, have.decode)
+        if short > STARVED_WORKERS and decode < have.decode:
+            count = min(math.ceil(short), have.decode - max(1, math.ceil(decode / SPARE)))
             if count > 0 and not self._opposes(Split(have.prefill + count, have.decode - count)):
                 return self._to(
                     Split(have.prefill + count, have.decode - count),
@@ -217,6 +262,32 @@ class _Call:
             reasons.NO_OBJECTIVES,
             f"no objectives are set: demand is {prefill:.1f} prefill and {decode:.1f} decode workers",
         )
+
+    def size(self, decision: Decision, fleets: dict[Pool, Fleet], growth: Growth) -> Decision:
+        """Replicas, whenever the observation was fit and the windows are full. Zero traffic is a valid zero."""
+        if self.seen is not None:
+            demand = self.seen.demand(self.policy, self.memory.decode_factor, WINDOW_SECONDS)
+        elif decision.reason == reasons.NO_TRAFFIC:
+            demand = (0.0, 0.0)
+        else:
+            return decision
+        measured = self._measured()
+        found, after = sized(
+            fleets,
+            demand,
+            decision.target,
+            self.policy.bounds,
+            growth,
+            self.policy.pause,
+            measured is None or measured <= 1 - self.policy.attainment,
+            self.memory.size,
+            self.now,
+        )
+        if not decision.apply:
+            # Nothing is done, so nothing is remembered as done; what demand asked for was seen all the same.
+            after = msgspec.structs.replace(self.memory.size, needs=after.needs, since=after.since)
+        self.memory.size = after
+        return replace(decision, sizing=found)
 
     # Ends of the chain.
 
@@ -284,6 +355,8 @@ class _Call:
     def _measured(self) -> float | None:
         """Share of requests that missed in the last ten minutes."""
         totals = self.memory.totals
+        if not totals:
+            return None
         first, last = totals[0], totals[-1]
         ended = last.finished + last.refused - first.finished - first.refused
         return (last.missed - first.missed) / ended if ended > 0 else None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
-from forebay_operator.decide.fluid import Load
+from forebay_operator.decide.fluid import QUEUE_SHARE, Load
 from forebay_operator.decide.memory import Memory, Totals, WorkerTotals
 from forebay_operator.decide.types import Policy, Workers
 from forebay_operator.observe.traffic import Observation, WorkerLoad
 
 WINDOW_SECONDS = 60.0
-"""Arrivals kept: some turnovers of the decode batch."""
+"""A minute: some turnovers of the decode batch."""
+
+KEPT_SECONDS = 240.0
+"""Arrivals kept: a slow move is judged by a window as long as it takes."""
 
 SHORT_SECONDS = 20.0
 """A burst's length: what only this window sees is not yet a regime."""
@@ -43,7 +47,7 @@ def absorb(observation: Observation, policy: Policy, memory: Memory) -> None:
     memory.arrivals += [(a.at, a.requests, a.prompt_tokens) for a in observation.arrivals if a.at > newest]
     if memory.arrivals:
         newest = memory.arrivals[-1][0]
-        memory.arrivals = [a for a in memory.arrivals if a[0] > newest - WINDOW_SECONDS]
+        memory.arrivals = [a for a in memory.arrivals if a[0] > newest - KEPT_SECONDS]
     _absorb_totals(observation, memory)
     for worker in observation.workers:
         _absorb_worker(worker, policy.workers, memory)
@@ -141,9 +145,9 @@ class Estimate:
             mean_prefill=self.mean_prefill,
         )
 
-    def demand(self, policy: Policy, decode_factor: float) -> tuple[float, float]:
+    def demand(self, policy: Policy, decode_factor: float, seconds: float = SHORT_SECONDS) -> tuple[float, float]:
         """Workers' worth of load: prompt tokens over velocity; resident tokens over what a worker may hold at TPOT."""
-        recent = self.load(SHORT_SECONDS)
+        recent = self.load(seconds)
         prefill = sum(recent.prefill_seconds) / max(1, len(recent.prefill_seconds))
         return prefill, self.decoding * self.context / max(1.0, self.capacity(policy, decode_factor))
 
@@ -154,6 +158,25 @@ class Estimate:
         waiting = self.queued_seconds / max(RECENT_SECONDS, policy.ttft_seconds or 0.0)
         _, decode = self.demand(policy, decode_factor)
         return arriving + waiting, decode
+
+    def absorbed(self, policy: Policy, decode_factor: float, decoders: int) -> float:
+        """Prefill workers' worth of prompts that `decoders` convertible decoders take beside what they decode.
+
+        A decoder that spends the share x of its time in mixed steps, r times as long as its own, decodes as much only
+        if demand * (1 + x (r - 1)) still fits.
+        """
+        workers = policy.workers
+        if not policy.convertible or not 0 < workers.mixed_seconds < math.inf:
+            return 0.0
+        _, decode = self.demand(policy, decode_factor)
+        if decode >= decoders:
+            return 0.0
+        tokens = self.decoding * self.context / decoders
+        step = decode_factor * step_seconds(workers, self.decoding / decoders, tokens)
+        slower = max(0.0, workers.mixed_seconds / max(step, 1e-6) - 1)
+        most = (decoders / decode - 1) / slower if decode > 0 and slower > 0 else math.inf
+        speed = min(1.0, workers.mixed_chunk / workers.mixed_seconds / self.velocity)
+        return min(QUEUE_SHARE, most) * speed * decoders
 
     def capacity(self, policy: Policy, decode_factor: float) -> float:
         """Context tokens of one decode worker whose step meets the TPOT objective and which fit its KV."""
@@ -170,8 +193,10 @@ class Estimate:
 
 def estimate(observation: Observation, policy: Policy, memory: Memory) -> Estimate | None:
     """None: no request in the window."""
-    requests = sum(a[1] for a in memory.arrivals)
-    tokens = sum(a[2] for a in memory.arrivals)
+    newest = memory.arrivals[-1][0] if memory.arrivals else 0.0
+    minute = [a for a in memory.arrivals if a[0] > newest - WINDOW_SECONDS]
+    requests = sum(a[1] for a in minute)
+    tokens = sum(a[2] for a in minute)
     if requests <= 0 or tokens <= 0:
         return None
     velocity = policy.workers.prefill_velocity * memory.prefill_factor

@@ -22,6 +22,11 @@ QUEUE_SHARE = 0.7
 """Of the TTFT objective: the router's threshold for convertible decoders."""
 
 STEP_SHARE = 0.6
+"""Of the TPOT objective: decoders with slower steps take no prompt..."""
+
+STEP_SPREAD = 0.1
+"""...and their steps differ by this much of it either way, so that some still do when the mean one does not."""
+
 MEMORY_SHARE = 0.95
 """Of the KV tokens: what is used when requests of different lengths share them."""
 
@@ -137,7 +142,7 @@ def roll(
     t_low, t_span = TTFT_RAMP[0] * ttft, (TTFT_RAMP[1] - TTFT_RAMP[0]) * ttft
     p_low, p_span = TPOT_RAMP[0] * tpot, (TPOT_RAMP[1] - TPOT_RAMP[0]) * tpot
     allowed = QUEUE_SHARE * ttft
-    head_room = STEP_SHARE * tpot
+    least_room, room_span = (STEP_SHARE + STEP_SPREAD) * tpot, 2 * STEP_SPREAD * tpot
     missed = offered = 0.0
     index = n - int(seconds) % n if n else 0
     at = 0
@@ -169,8 +174,9 @@ def roll(
         linear = base + slope * full
         step = compute * full
         step = overhead + (linear if linear > step else step)
-        if convert and waiting > allowed * prefill and step < head_room:
-            room = QUEUE_SHARE * decode * slot * convert
+        if convert and waiting > allowed * prefill and step < least_room:
+            able = (least_room - step) / room_span
+            room = QUEUE_SHARE * decode * slot * convert * (able if able < 1.0 else 1.0)
             extra = waiting - allowed * prefill
             if extra > room:
                 extra = room

@@ -16,6 +16,45 @@ class Moved(msgspec.Struct, frozen=True, array_like=True):
     towards_prefill: bool
 
 
+class Sized(msgspec.Struct, frozen=True, array_like=True):
+    """A change of the number of workers; below 0: fewer."""
+
+    at: float
+    workers: int
+
+
+class Need(msgspec.Struct, frozen=True, array_like=True):
+    """Workers that demand asked for: to grow to, and to keep."""
+
+    at: float
+    grow: int
+    keep: int
+
+
+class SizeMemory(msgspec.Struct):
+    """What growing and shrinking remember (size.py). All but `needs` and `since` is durable."""
+
+    changes: list[Sized] = []
+    """Of the last half hour."""
+
+    reversals: int = 0
+    failures: int = 0
+    """Growths in a row that ended with a Pending pod given up."""
+
+    blocked_until: float = 0.0
+    needs: list[Need] = []
+    since: float = 0.0
+    """First of `needs` without a gap."""
+
+    def next(self) -> SizeMemory:
+        other = copy.copy(self)
+        other.changes, other.needs = list(self.changes), list(self.needs)
+        return other
+
+    def durable(self) -> SizeMemory:
+        return SizeMemory(list(self.changes), self.reversals, self.failures, self.blocked_until)
+
+
 class Totals(msgspec.Struct, frozen=True, array_like=True):
     """The counters of one observation."""
 
@@ -65,6 +104,8 @@ class Memory(msgspec.Struct):
     target: tuple[int, int] | None = None
     moves: list[Moved] = []
     """Of the last half hour."""
+
+    size: SizeMemory = msgspec.field(default_factory=SizeMemory)
 
     # Soft.
     started_at: float | None = None
@@ -119,6 +160,7 @@ class Memory(msgspec.Struct):
         other = copy.copy(self)
         for name in ("moves", "arrivals", "totals", "prefill_samples", "decode_samples", "runs", "move_seconds"):
             setattr(other, name, list(getattr(self, name)))
+        other.size = self.size.next()
         other.workers = dict(self.workers)
         other.tracks = {
             key: Track(Queues(t.queues.prefill_seconds, t.queues.decoding), t.missed, t.offered)
@@ -128,7 +170,7 @@ class Memory(msgspec.Struct):
 
     def durable(self) -> Memory:
         """What a restart without a checkpoint is left with."""
-        return Memory(target=self.target, moves=list(self.moves))
+        return Memory(target=self.target, moves=list(self.moves), size=self.size.durable())
 
     def dump(self) -> dict[str, Any]:
         """As plain JSON values."""

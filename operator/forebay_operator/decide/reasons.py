@@ -11,6 +11,9 @@ STARVED: Final = "Starved"
 BETTER_SPLIT: Final = "BetterSplit"
 """The gain of another split, replayed over the last arrivals, is worth the move; seen twice."""
 
+RESERVE: Final = "Reserve"
+"""Another split costs no more and has more decode workers: its prefill shortage is absorbed by convertible decoders."""
+
 BALANCED: Final = "Balanced"
 """No split is better by more than the move costs."""
 
@@ -45,6 +48,26 @@ PAUSED: Final = "Paused"
 OFF: Final = "Off"
 NO_OBJECTIVES: Final = "NoObjectives"
 """Objectives are not set: the demand law alone decides."""
+
+# Why the number of workers changes or does not (size.py).
+SHORT: Final = "Short"
+"""Demand does not fit the workers there are, at any split."""
+
+IDLE: Final = "Idle"
+"""Demand fits one worker less, with a margin, and did for the whole window."""
+
+FITS: Final = "Fits"
+PENDING_UNDONE: Final = "PendingUndone"
+"""A pod stayed Pending past the deadline: its pool goes back to what is ready."""
+
+BACKING_OFF: Final = "BackingOff"
+STABILIZING: Final = "Stabilizing"
+"""The need has not lasted for the direction's stabilisation window, or its rate is used up."""
+
+STARTING: Final = "Starting"
+TERMINATING: Final = "Terminating"
+AT_MOST: Final = "AtMost"
+AT_LEAST: Final = "AtLeast"
 
 # What limited a decision.
 LIMITED_BY_BOUNDS: Final = "Bounds"

@@ -78,6 +78,63 @@ class Workers:
     """How long such a step takes."""
 
 
+class Rate(NamedTuple):
+    """HPA's scaling policy: at most `value` workers, or per cent of the workers there are, within the period."""
+
+    type: Literal["Pods", "Percent"]
+    value: int
+    period_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """HPA's scaling rules of one direction. None: the law's own figure."""
+
+    stabilization_seconds: float | None = None
+    select: Literal["Max", "Min", "Disabled"] = "Max"
+    rates: tuple[Rate, ...] = ()
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """That the total may change, and how."""
+
+    up: Rules = Rules(rates=(Rate("Pods", 2, 60.0),))
+    down: Rules = Rules(rates=(Rate("Pods", 1, 60.0),))
+    start_seconds: float = 120.0
+    """From a wanted replica to a ready worker: configured, then measured by the caller."""
+
+    pending_seconds: float = 600.0
+    """A pod that is not ready after this long is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """One home pool, as it is."""
+
+    wanted: int
+    """The Deployments' replicas."""
+
+    ready: int
+    pending_since: float | None = None
+    """When the oldest pod that is not ready yet was made; None: all are ready."""
+
+    terminating: int = 0
+    """Pods that are leaving: they hold their GPUs until they are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """Replicas to hold from now on, and why."""
+
+    before: Split
+    target: Split
+    reason: str
+    message: str
+    limited_by: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The model's spec, as far as the law needs it. Times in seconds."""
@@ -97,6 +154,12 @@ class Policy:
 
     moves_per_minute: int = 12
     """Rate limit of the pair: workers that change roles within a minute, at most."""
+
+    growth: Growth | None = None
+    """None: the number of workers is given, and only their split is decided."""
+
+    attainment: float = 0.98
+    """Share of requests that should meet both objectives."""
 
     stale_seconds: float = 30.0
     """An observation older than this is not acted on."""
@@ -127,6 +190,9 @@ class Decision:
     inputs: dict[str, float] = field(default_factory=dict)
     options: tuple[Option, ...] = ()
     """What was considered, best first."""
+
+    sizing: Sizing | None = None
+    """Replicas of the home pools to hold; None: not decided (no growth, or nothing fit to decide on)."""
 
     apply: bool = True
     """False in mode Recommend: written to status only."""

@@ -61,6 +61,9 @@ class Valued:
     transit: float
     """Seconds a mover is out."""
 
+    band: float
+    """What was taken off a gain per worker moved."""
+
     lasting: float
     """Seconds the regime is expected to go on; `dwell` is as much of it as is rolled out."""
 
@@ -104,16 +107,27 @@ def valued(
     cap = fluid.CLEAR_SECONDS if gear.slow else math.inf
     now_queues = Queues(estimate.queued_seconds, estimate.decoding)
     long = estimate.load(WINDOW_SECONDS)
+    # A regime is the traffic's: each split is rolled from its own shadow's queues, not from what another one left.
     plain = {
         q.prefill: _share(
-            fluid.roll(long, model, fluid.Course(q, q, 0.0), now_queues, 60.0, horizon=on_wrong_side, cap=cap)
+            fluid.roll(
+                long,
+                model,
+                fluid.Course(q, q, 0.0),
+                memory.tracks[str(q.prefill)].queues,
+                60.0,
+                horizon=on_wrong_side,
+                cap=cap,
+            )
         )
         for q in splits
     }
     follow(memory, plain, now)
     lasting = dwell(memory, now)
     expected = min(lasting, max(LEAST_SECONDS, 2 * on_wrong_side))
-    beta = RETURN * on_wrong_side / (expected + RETURN * on_wrong_side)
+    # A slow gear is caught by the old traffic once a regime, a quick one about once a look ahead.
+    beta = RETURN * on_wrong_side / ((lasting if gear.slow else expected) + RETURN * on_wrong_side)
+    weight = _weight(long, memory, now) if gear.slow else 1.0
     slow = min(1.0, on_wrong_side / 60.0)
     slot = 1 if expected <= 120 else 2 if expected <= 240 else 4
     costs: dict[Split, list[float]] = {q: [] for q in splits}
@@ -149,7 +163,7 @@ def valued(
             )
             cost = (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
             track = memory.tracks.get(str(q.prefill))
-            costs[q].append((1 - beta) * cost + beta * (track.share if track else 0.0))
+            costs[q].append((1 - beta) * cost + beta * weight * (track.share if track else 0.0))
     stay = costs[target]
     band = BAND[0] + BAND[1] * slow
     options = [
@@ -166,7 +180,16 @@ def valued(
     # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
     debt = max(0.0, real - least) if memory.moves else 0.0
     bar = min(BAR_MOST, BAR + DEBT * debt * slow)
-    return Valued(tuple(options), bar, expected, real, transit, lasting)
+    return Valued(tuple(options), bar, expected, real, transit, band, lasting)
+
+
+def _weight(load: fluid.Load, memory: Memory, now: float) -> float:
+    """Requests per second of the last half hour over those of now: misses count by requests, whatever the regime."""
+    real = memory.tracks["real"]
+    age = now - memory.started_at if memory.started_at is not None else 0.0
+    seconds = MEMORY_SECONDS * (1 - math.exp(-age / MEMORY_SECONDS))
+    rate = sum(load.requests) / max(1, len(load.requests))
+    return real.offered / seconds / rate if seconds > 0 and rate > 0 else 1.0
 
 
 def _share(rolled: tuple[float, float, Queues]) -> float:

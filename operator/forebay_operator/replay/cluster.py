@@ -48,6 +48,9 @@ class Setup:
     shape: WorkerShape = field(default_factory=WorkerShape)
     gear: Gear = field(default_factory=role_gear)
     convertible: bool = False
+    refusal_factor: float = 0.0
+    """Refuse early when the predicted TTFT is over so many times the objective. 0: never."""
+
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
     tick_seconds: float = TICK_SECONDS
@@ -76,7 +79,9 @@ class Cluster:
         shape = setup.shape
         self.workers = [make_worker(i, setup.model, shape, setup.tpot_seconds, self) for i in range(setup.workers)]
         self.fleet = Fleet(self.workers, setup.start_prefill, setup.gear)
-        self._routing = Routing(setup.model, shape, setup.ttft_seconds, setup.tpot_seconds, setup.convertible)
+        self._routing = Routing(
+            setup.model, shape, setup.ttft_seconds, setup.tpot_seconds, setup.convertible, setup.refusal_factor
+        )
         self._velocity = shape.max_batched_tokens / max(setup.model.prefill_seconds(shape.max_batched_tokens), 1e-9)
         self._events: list[tuple[float, int, int, Job | None]] = []
         """(time, serial, worker, job): job None is a step's end, else a read's end at that worker."""

@@ -36,6 +36,7 @@ class ReplayOptions:
     role_switch_seconds: float | None = None
     replica_start_seconds: float | None = None
     convertible: bool = False
+    refuse_over: float = 0.0
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     metric_lag_seconds: float = 0.0
@@ -67,6 +68,8 @@ def setup_of(options: ReplayOptions) -> Setup:
         raise ReplayError(f"objectives must be greater than 0 ms; they are {ttft * 1e3:g} and {tpot * 1e3:g}")
     if not 0 <= options.lost_writes <= 1:
         raise ReplayError(f"--lost-writes is {options.lost_writes:g}; it is a share from 0 to 1")
+    if options.refuse_over < 0:
+        raise ReplayError(f"--refuse-over is {options.refuse_over:g}; write how many TTFT objectives, or 0 for never")
     start = options.start or f"{options.workers // 2}:{options.workers - options.workers // 2}"
     return Setup(
         model=model,
@@ -81,6 +84,7 @@ def setup_of(options: ReplayOptions) -> Setup:
         ),
         gear=gear,
         convertible=options.convertible,
+        refusal_factor=options.refuse_over,
         faults=Faults(options.metric_lag_seconds, options.lost_writes, tuple(_span(text) for text in options.stale)),
         seed=options.seed,
     )

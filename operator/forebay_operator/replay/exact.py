@@ -13,16 +13,12 @@ from forebay_engine.perf import PerfModel
 from forebay_engine.scheduler import Scheduler, SchedulerConfig, StepPlan
 from forebay_engine.types import EngineRequest, PullSource, SamplingParams, StepOutput
 from forebay_operator.replay.job import Job
-from forebay_operator.replay.worker import Listener, WorkerShape, mixed_chunk
+from forebay_operator.replay.worker import Listener, WorkerBase, WorkerShape, mixed_chunk
 
 
-class ExactWorker:
+class ExactWorker(WorkerBase):
     def __init__(self, index: int, model: PerfModel, shape: WorkerShape, slow_gap: float, listener: Listener) -> None:
-        self.index = index
-        self.model = model
-        self.shape = shape
-        self.slow_gap = slow_gap
-        self._listener = listener
+        super().__init__(index, model, shape, slow_gap, listener)
         self._pool = BlockPool(model.kv_capacity_tokens // shape.block_size, shape.block_size, prefix_cache=False)
         self._config = SchedulerConfig(
             max_running=shape.max_running,
@@ -39,15 +35,6 @@ class ExactWorker:
         """Blocks of finished prompts, by job, until their pull has ended."""
         self._plan: StepPlan | None = None
         self._start = 0.0
-        self.generated = 0
-        self.prefill_tokens = 0
-        self.prefilled_tokens = 0
-        self.prefill_seconds = 0.0
-        self.busy_seconds = 0.0
-        self.decode_seconds = 0.0
-        self.decode_steps = 0
-        self.decode_batch = 0
-        self.decode_resident = 0
 
     @property
     def preemptions(self) -> int:

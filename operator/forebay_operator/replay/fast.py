@@ -14,17 +14,12 @@ from collections import deque
 
 from forebay_engine.perf import PerfModel
 from forebay_operator.replay.job import Job
-from forebay_operator.replay.worker import Listener, WorkerShape, mixed_chunk
+from forebay_operator.replay.worker import Listener, WorkerBase, WorkerShape, mixed_chunk
 
 
-class FastWorker:
+class FastWorker(WorkerBase):
     def __init__(self, index: int, model: PerfModel, shape: WorkerShape, slow_gap: float, listener: Listener) -> None:
-        """`slow_gap`: gaps between tokens longer than this many seconds are counted per request."""
-        self.index = index
-        self.model = model
-        self.shape = shape
-        self.slow_gap = slow_gap
-        self._listener = listener
+        super().__init__(index, model, shape, slow_gap, listener)
         self._capacity = model.kv_capacity_tokens // shape.block_size * shape.block_size
         self._half_block = shape.block_size // 2
         self._line = 0
@@ -55,15 +50,6 @@ class FastWorker:
         self._chunks: list[tuple[Job, int, int, bool]] = []
         """(job, new tokens, context before, last chunk)"""
         self._accounted = 0
-        self.generated = 0
-        self.prefill_tokens = 0
-        self.prefilled_tokens = 0
-        self.prefill_seconds = 0.0
-        self.busy_seconds = 0.0
-        self.decode_seconds = 0.0
-        self.decode_steps = 0
-        self.decode_batch = 0
-        self.decode_resident = 0
         self._preemptions = 0
 
     # Work in.

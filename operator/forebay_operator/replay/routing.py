@@ -22,6 +22,7 @@ class Routing:
     ttft_seconds: float
     tpot_seconds: float
     convertible: bool
+    refusal_factor: float = 0.0
 
     def candidate(self, worker: Worker, role: Pool | None, velocity: float) -> Candidate:
         block = self.shape.block_size
@@ -43,9 +44,9 @@ class Routing:
     def prefill(
         self, prefills: Sequence[Worker], decodes: Sequence[Worker], prompt: int, velocity: float, turn: int
     ) -> tuple[int, bool] | None:
-        """(worker, whether its KV is handed to a decoder afterwards); None: no worker serves."""
+        """(worker, whether its KV is handed to a decoder afterwards); None: refused, or no worker serves."""
         ahead = [self.candidate(w, "prefill", velocity) for w in prefills]
-        if ahead and decodes and self.convertible:
+        if ahead and decodes and (self.convertible or self.refusal_factor):
             return self._place(ahead, decodes, prompt, velocity, turn)
         best = pick_prefill(ahead, prompt, turn)
         if best is None:
@@ -55,13 +56,20 @@ class Routing:
 
     def _place(
         self, ahead: list[Candidate], decodes: Sequence[Worker], prompt: int, velocity: float, turn: int
-    ) -> tuple[int, bool]:
+    ) -> tuple[int, bool] | None:
         behind = [self._decoder(worker, velocity) for worker in decodes]
-        policy = gear.Policy(self.ttft_seconds, self.tpot_seconds, convertible="always")
+        policy = gear.Policy(
+            self.ttft_seconds,
+            self.tpot_seconds,
+            convertible="always" if self.convertible else "never",
+            refusal_factor=self.refusal_factor,
+        )
         handoff = self.model.handoff_seconds(prompt)
         placed = gear.place([*ahead, *behind], prompt, policy, handoff_seconds=handoff, turn=turn)
         if isinstance(placed, gear.Together):
             return int(placed.worker.name), False
+        if isinstance(placed, gear.Refused):
+            return None
         assert isinstance(placed, gear.Split)
         return int(placed.pair.prefill.name), True
 

@@ -131,6 +131,27 @@ class Worker(Protocol):
     def preemptions(self) -> int: ...
 
 
+class WorkerBase:
+    """What both workers are made of, and their counters."""
+
+    def __init__(self, index: int, model: PerfModel, shape: WorkerShape, slow_gap: float, listener: Listener) -> None:
+        """`slow_gap`: gaps between tokens longer than this many seconds are counted per request."""
+        self.index = index
+        self.model = model
+        self.shape = shape
+        self.slow_gap = slow_gap
+        self._listener = listener
+        self.generated = 0
+        self.prefill_tokens = 0
+        self.prefilled_tokens = 0
+        self.prefill_seconds = 0.0
+        self.busy_seconds = 0.0
+        self.decode_seconds = 0.0
+        self.decode_steps = 0
+        self.decode_batch = 0
+        self.decode_resident = 0
+
+
 def mixed_chunk(model: PerfModel, batch: int, resident: int, context: int, seconds: float) -> int:
     """Prompt tokens that fit a step of `seconds` beside `batch` decodes: the perf model's compute term, solved for n.
 

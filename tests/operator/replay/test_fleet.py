@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forebay_operator.observe.traffic import Observation
@@ -135,6 +137,21 @@ def test_a_lone_request_takes_the_models_times() -> None:
 def test_a_prompt_beyond_memory_is_refused_not_lost() -> None:
     outcome = Cluster(setup(2, 1), FastWorker).run([Arrival(0.0, MODEL.kv_capacity_tokens, 3)])
     assert outcome.jobs[0].refused
+
+
+@pytest.mark.parametrize("convertible", [False, True])
+def test_refused_early_others_keep_their_objective(convertible: bool) -> None:
+    """Half as much again as two workers prefill: without refusals the queue grows, with them it stays short."""
+    trace = poisson(18.0, 40.0, 5000, 4, seed=3)
+    made = replace(setup(4, 2), convertible=convertible)
+    late, early = (Cluster(replace(made, refusal_factor=factor), FastWorker).run(trace).jobs for factor in (0.0, 0.9))
+    assert not any(job.refused for job in late)
+    served = [job for job in early if not job.refused]
+    assert 0 < len(served) < len(early)
+    in_time = [job for job in served if job.first - job.arrived <= made.ttft_seconds]
+    assert len(in_time) > 0.95 * len(served)
+    assert len(in_time) > sum(job.first - job.arrived <= made.ttft_seconds for job in late)
+    assert not any(job.refused for job in Cluster(replace(made, refusal_factor=0.9), FastWorker).run(trace[:1]).jobs)
 
 
 def test_the_oracle_beats_every_fixed_split_on_a_shift() -> None:

@@ -1,0 +1,91 @@
+"""bench.rescale: its rows, its slices, and the short form on made-up traffic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench import rescale
+from bench.rescale import Case, Rows
+
+
+def test_the_short_form_runs_in_slices_and_ours_is_no_worse_than_standing_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    base = ["bench.rescale", "--short", "--rows", str(rows)]
+    monkeypatch.setattr(sys, "argv", [*base, "--where", "policy=fixed:4:4,forebay", "--where", "convertible=off"])
+    rescale.main()
+    out, said = capsys.readouterr()
+    result = json.loads(out)
+    assert "left out: the traces azure-code" in said
+    assert {(r["gear"], r["policy"]) for r in result["rows"]} == {
+        (gear, policy) for gear in ("role", "replica-30") for policy in ("forebay", "fixed:4:4")
+    }
+    found = {(line["gear"]): line for line in result["summary"]}
+    role = found["role"]
+    assert role["attainment"]["forebay"] >= role["start_split_attainment"] - 0.5
+    assert found["replica-30"]["attainment"]["forebay"] >= found["replica-30"]["start_split_attainment"] - 1
+    # Going on from the file runs nothing again.
+    monkeypatch.setattr(rescale, "play", None)
+    monkeypatch.setattr(sys, "argv", [*base, "--where", "policy=forebay", "--where", "gear=role", "--table"])
+    size = len(rows.read_text().splitlines())
+    monkeypatch.setattr(
+        rescale, "short_cases", lambda: iter([Case("mix", "heavy", "role", False, "forebay", 0, scale=0.15)])
+    )
+    rescale.main()
+    assert len(rows.read_text().splitlines()) == size
+    assert "mix heavy" in capsys.readouterr().out
+
+
+def test_fixed_splits_are_shared_by_gears_and_the_oracle() -> None:
+    case = Case("mix", "light", "role", False, "fixed:4:4", 0, scale=0.02)
+    slow = replace(case, gear="replica-120")
+    assert rescale.tasks([case, slow, replace(case, policy="oracle"), replace(case, policy="forebay")]) == [
+        [case, slow, replace(case, policy="oracle")],
+        [replace(case, policy="forebay")],
+    ]
+    one, two = rescale.play([case, slow])
+    assert {**one, "gear": "", "cpu_s": 0} == {**two, "gear": "", "cpu_s": 0}
+    assert (one["gear"], two["gear"]) == ("role", "replica-120")
+
+
+def test_rows_are_found_again(tmp_path: Path) -> None:
+    case = Case("mix", "heavy", "role", True, "demand", 1)
+    rows = Rows(tmp_path / "rows.jsonl")
+    rows.add({**case.columns, "scale": 1.0, "attainment": 99.0})
+    rows.add({"rate_of": "mooncake", "rate": 2.5})
+    again = Rows(tmp_path / "rows.jsonl")
+    assert again.has(case)
+    assert not again.has(replace(case, seed=2))
+    assert not again.has(replace(case, scale=0.15))
+    assert again.rates == {"mooncake": 2.5}
+
+
+def test_the_summary_names_the_best() -> None:
+    rows: list[dict[str, object]] = [
+        {**Case("mix", "heavy", "role", False, policy, seed).columns, "attainment": attainment, "moves": moves}
+        for policy, seed, attainment, moves in (
+            ("forebay", 0, 98.0, 4),
+            ("forebay", 1, 96.0, 6),
+            ("demand", 0, 95.0, 50),
+            ("hpa", 0, 96.0, 2),
+            ("fixed:4:4", 0, 90.0, 0),
+            ("fixed:3:5", 0, 94.0, 0),
+        )
+    ]
+    (line,) = rescale.summary(rows)
+    assert line["attainment"] == {"forebay": 97.0, "demand": 95.0, "hpa": 96.0}
+    assert line["moves"] == {"forebay": 5, "demand": 50, "hpa": 2}
+    assert (line["best_fixed"], line["start_split_attainment"], line["best_other"]) == ("fixed:3:5", 90.0, "hpa")
+    assert "| mix heavy | role | off | 97.0 (5) | 95.0 (50) | 96.0 hpa | 94.0 fixed:3:5 | 90.0 | - |" in rescale.table(
+        [line]
+    )
+
+
+def test_a_column_that_is_none_is_said() -> None:
+    with pytest.raises(SystemExit, match="'speed' is no column; use one of mix, level"):
+        rescale.where_of(["speed=1"])
