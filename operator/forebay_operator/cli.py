@@ -250,6 +250,10 @@ def replay_command(
     role_switch_s: Annotated[float | None, typer.Option(min=0, help="Gear role with this delay.")] = None,
     replica_start_s: Annotated[float | None, typer.Option(min=0, help="Gear replica with this start-up.")] = None,
     convertible: Annotated[str, typer.Option(help="on: decoders take prompts when prefill is late.")] = "off",
+    refuse_over: Annotated[
+        float,
+        typer.Option(min=0, help="Answer 429 at once when the expected TTFT is over this many objectives; 0: never."),
+    ] = 0.0,
     ttft_ms: Annotated[float | None, typer.Option(help="Objective; the performance model's by default.")] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="As --ttft-ms.")] = None,
     metric_lag_s: Annotated[float, typer.Option(min=0, help="Age of what the law sees.")] = 0.0,
@@ -281,6 +285,7 @@ def replay_command(
         role_switch_seconds=role_switch_s,
         replica_start_seconds=replica_start_s,
         convertible=convertible == "on",
+        refuse_over=refuse_over,
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
         metric_lag_seconds=metric_lag_s,
