@@ -29,6 +29,7 @@ class Pool:
             "objectives": {"timeToFirstTokenMilliseconds": 900, "timePerOutputTokenMilliseconds": 70},
             "prefill": {"replicas": 2},
             "decode": {"replicas": 1},
+            "scaling": {"mode": "Off"},
         }
         head = {"apiVersion": "serving.forebay.dev/v1alpha1", "kind": "DisaggregatedModel"}
         self.file.write_text(yaml.safe_dump({**head, "metadata": {"name": "calibrated"}, "spec": spec}))
