@@ -19,6 +19,7 @@ import requests
 from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
 from requests.packages.urllib3.util.retry import Retry
 
+from forebay_operator.build.names import router_name
 from forebay_operator.decide.types import Workers
 from forebay_operator.observe.assemble import Assembler, Unanswered
 from forebay_operator.observe.fits import Capacity
@@ -32,9 +33,11 @@ from forebay_operator.observe.prometheus_samples import (
     by_pod,
     pages,
     reported_workers,
+    router_pods,
     router_report,
     samples,
     selector,
+    worker_pods,
 )
 from forebay_operator.observe.router_report import BadReport, RouterReport, Totals
 from forebay_operator.observe.traffic import Observation
@@ -185,11 +188,11 @@ class PrometheusSource:
     def _queries(self) -> _Answer:
         """In a thread."""
         asked = self._asked
-        router_pods, worker_pods = f"{asked.model}-router-.+", f"{asked.model}-(prefill|decode)-.+"
-        routers = self._query(selector([*ROUTER], asked.namespace, router_pods))
-        workers = self._query(selector(WORKER_METRICS, asked.namespace, worker_pods))
-        stamped = selector([names.ROUTER_OFFERED_REQUESTS], asked.namespace, router_pods)
-        beaten = selector([names.ENGINE_RUNNING, "vllm:num_requests_running"], asked.namespace, worker_pods)
+        of_routers, of_workers = router_pods(asked.model), worker_pods(asked.model)
+        routers = self._query(selector([*ROUTER], asked.namespace, of_routers))
+        workers = self._query(selector(WORKER_METRICS, asked.namespace, of_workers))
+        stamped = selector([names.ROUTER_OFFERED_REQUESTS], asked.namespace, of_routers)
+        beaten = selector([names.ENGINE_RUNNING, "vllm:num_requests_running"], asked.namespace, of_workers)
         at = [(sample, float(entry["value"][0])) for query in (stamped, beaten) for sample, entry in self._at(query)]
         return _Answer(by_pod(samples(routers)), by_pod(samples(workers)), ages(at))
 
@@ -202,7 +205,7 @@ class PrometheusSource:
 
     def _observation(self, fleet: Fleet, answer: _Answer | Unanswered) -> Observation:
         if isinstance(answer, _Answer) and not answer.routers:
-            series = f"{names.ROUTER_OFFERED_REQUESTS} of pods {self._asked.model}-router-*"
+            series = f"{names.ROUTER_OFFERED_REQUESTS} of pods {router_name(self._asked.model)}-*"
             answer = Unanswered(f"it has no series {series}; let it scrape the PodMonitor")
         if isinstance(answer, Unanswered):
             known = Fleet(fleet.members, self._routers)

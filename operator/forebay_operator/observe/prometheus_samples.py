@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from forebay_operator.api.labels import Pool
+from forebay_operator.build.names import child_name, router_name
 from forebay_operator.observe.fleet import Fleet
 from forebay_operator.observe.router_report import BadReport, ReportedLoad, ReportedWorker, RouterReport, Totals
 from forebay_operator.observe.worker_counters import ENGINE, MOST, VLLM, BadMetrics, Page, page_of
@@ -47,6 +49,23 @@ NEVER_YET: Final = frozenset({"requests", "generated_tokens", "cached_tokens", "
 
 Sample = tuple[Mapping[str, str], float]
 """Labels and value."""
+
+
+_CUT: Final = 58
+"""Kubernetes cuts a pod's name to so many characters and adds five."""
+
+
+def router_pods(model: str) -> str:
+    """Pattern of the names of a model's router pods, and of no other model's, such as one named `<model>-router`."""
+    name = router_name(model)
+    return f"{name}-[a-z0-9]+(-[a-z0-9]+)?" if len(name) < _CUT else f"{name[:_CUT]}[a-z0-9]+"
+
+
+def worker_pods(model: str) -> str:
+    """Pattern of the names of a model's worker pods, of all revisions. A revision begins with a hexadecimal digit."""
+    pools: tuple[Pool, ...] = ("prefill", "decode")
+    names = [child_name(model, pool, "0" * 8).removesuffix("0" * 8) for pool in pools]
+    return f"({'|'.join(names)})[0-9a-f][a-z0-9]*(-[a-z0-9]+){{0,2}}"
 
 
 def selector(wanted: Sequence[str], namespace: str, pods: str) -> str:
