@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forebay_operator.api import labels
 from forebay_operator.build.surroundings import NOWHERE, Surroundings
 from forebay_operator.kube import DEPLOYMENTS, POD_MONITORS, Forbidden, Kube, NotFound
 
@@ -14,7 +15,8 @@ OPERATOR_SELECTOR = "app.kubernetes.io/name=forebay-operator"
 async def has_pod_monitors(kube: Kube, namespaces: Sequence[str]) -> bool:
     """Whether the cluster has that kind, and we may use it."""
     try:
-        await kube.list(POD_MONITORS, namespaces[0] if namespaces else None)
+        # Ours only: whether the list is answered is what counts, and a cluster may have thousands of others.
+        await kube.list(POD_MONITORS, namespaces[0] if namespaces else None, selector=labels.MODEL)
     except (NotFound, Forbidden):
         return False
     return True

@@ -147,7 +147,8 @@ class HttpWorkers:
 
     async def _call(self, method: str, address: str, path: str, token: str = "", body: bytes | None = None) -> bytes:
         if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False)
+            # At most MAX_ROUTERS a reconcile. One bound for all would let a model's silent routers keep others waiting.
+            self._session = aiohttp.ClientSession(trust_env=False, connector=aiohttp.TCPConnector(limit=0))
         sent = {headers.AUTHORIZATION: f"Bearer {token}"} if token else {}
         if body is not None:
             sent["content-type"] = "application/json"

@@ -47,7 +47,8 @@ class Sources:
             secret = _Secret(self._kube, key[0], metrics.auth)
             return PrometheusSource(asked, self._clock, credentials=secret.read, base=totals, capacity=capacity)
         if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False)
+            # Each model asks a bounded number at once. One bound for all would let the silent ones keep others waiting.
+            self._session = aiohttp.ClientSession(trust_env=False, connector=aiohttp.TCPConnector(limit=0))
         return EndpointsSource(self._session, self._clock, base=totals, capacity=capacity)
 
     async def close(self) -> None:
