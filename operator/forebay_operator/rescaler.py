@@ -24,7 +24,7 @@ from forebay_operator.observe.assemble import until_next_look
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.fleet import Fleet
 from forebay_operator.observe.router_report import Totals
-from forebay_operator.observe.traffic import Signal
+from forebay_operator.observe.traffic import Health, Signal
 from forebay_operator.observe.traffic_source import TrafficSource
 from forebay_operator.observe.types import MetricsView
 from forebay_operator.pilot import Checkpoint, Pilot
@@ -167,17 +167,27 @@ class Rescaler:
         held.task = asyncio.create_task(self._follow(key, held))
 
     async def _follow(self, key: Key, held: Following) -> None:
-        """One look after another; a look that fails unforeseen is logged, and the next one comes."""
+        """One look after another, whatever becomes of each."""
         try:
             while True:
-                try:
-                    await self.look(key)
-                except Exception:
-                    log.exception("%s: looking at its traffic", key)
+                await self.try_to_look(key)
                 await asyncio.sleep(until_next_look(self._clock()))
         finally:
             if held.source is not None:
                 await held.source.close()
+
+    async def try_to_look(self, key: Key) -> None:
+        """A look that fails unforeseen is told in status and logged, once for each kind of failure."""
+        held = self._following[key]
+        try:
+            await self.look(key)
+        except Exception as error:
+            subject = f"the law ({type(error).__name__})"
+            trouble = MetricsView(Health.INVALID, subject, f"{subject} failed; see the operator's log and report it")
+            if _kind(trouble) != _kind(held.trouble):
+                log.exception("%s: looking at its traffic", key)
+                held.trouble = trouble
+                self._wake(key)
 
     async def look(self, key: Key) -> None:
         """One look, one ruling; wakes the reconcile when there is news."""

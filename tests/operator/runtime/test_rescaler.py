@@ -250,6 +250,24 @@ async def test_metrics_that_fail_hold_are_named_and_recover(world: World) -> Non
     assert world.roles()[0] > 1
 
 
+async def test_a_law_that_fails_unforeseen_says_so_in_status_and_recovers(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.live(70)
+    (source,) = world.sources
+    works, source.workers = source.workers, None  # type: ignore[method-assign, assignment]
+    for _ in range(5):
+        world.bench.now += timedelta(seconds=1)
+        await world.rescaler.try_to_look(KEY)
+    assert len(caplog.records) == 1, "not each second for ever"
+    await world.bench.rest()
+    assert world.bench.condition("MetricsAvailable") == ("False", "Invalid")
+    assert "the law (TypeError) failed" in world.bench.message("MetricsAvailable")
+    source.workers = works  # type: ignore[method-assign]
+    await world.live(2)
+    assert world.bench.condition("MetricsAvailable") == ("True", "Fresh")
+
+
 async def test_the_source_changes_live_and_counting_goes_on(world: World) -> None:
     await world.live(70)
     finished = world.rescaler._following[KEY].pilot.totals.finished
