@@ -145,7 +145,7 @@ async def test_kv_moves_between_the_nodes(deployed: Deployed, site: KubernetesSi
     async def told() -> bool:
         return bool((await site.model())["status"].get("transport", {}).get("inUse") == "TCP")
 
-    # Traffic alone is no event: without one the operator looks again only every ten minutes.
+    # Traffic alone is no event: without one the operator looks again only each minute.
     deployed.kubectl("-n", NAMESPACE, "annotate", "dm", NAME, "e2e=look")
     await site.until("status.transport.inUse is TCP", told)
     await _check_connections(deployed, site)

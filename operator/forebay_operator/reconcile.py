@@ -48,6 +48,9 @@ Key = tuple[str, str]
 PROBLEM_SECONDS: Final = 30.0
 """A child that is refused is tried again after so long: what refused it is not watched."""
 
+FIGURES_SECONDS: Final = 60.0
+"""Latency and transport are the routers' word, which no watch brings: a model that has one is looked at this often."""
+
 
 class StatusBuilder(Protocol):
     """status/: pure."""
@@ -148,7 +151,7 @@ class Reconciler:
             text = "; ".join(str(problem) for problem in error.problems)
             problem = Problem(ProblemKind.INVALID_SPEC, f"{raw['kind']} {namespace}/{name}", text[:1000])
             await self._refuse(raw, gathered, problem, now)
-            return self._next_resync()
+            return self._spread(self._resync)
         yielded = await self._children.yielded(raw, owner, gathered.deployments)
         turn = take_turn(raw, owner, model, gathered, now, self._surroundings, yielded)
         await self._tell_undone(turn)
@@ -171,7 +174,8 @@ class Reconciler:
             return turn.plan.again
         absent = any(problem.kind is ProblemKind.MISSING_OBJECT for problem in gathered.observation.problems)
         due = [
-            PROBLEM_SECONDS if problems or absent else self._next_resync(),
+            PROBLEM_SECONDS if problems or absent else self._spread(self._resync),
+            self._spread(FIGURES_SECONDS) if gathered.routers else None,
             turn.placed.wake,
             self._children.wake(key),
         ]
@@ -335,5 +339,6 @@ class Reconciler:
             self._actuator.forget(uid)
         self._children.forget(key)
 
-    def _next_resync(self) -> float:
-        return self._resync * self._rng.uniform(0.8, 1.2)
+    def _spread(self, seconds: float) -> float:
+        """So that models do not all come at once for ever after a restart."""
+        return seconds * self._rng.uniform(0.8, 1.2)

@@ -46,7 +46,9 @@ async def test_a_model_becomes_its_children_and_comes_to_rest(bench: Bench) -> N
             assert [r["kind"] for r in obj["metadata"]["ownerReferences"]] == [labels.KIND]
     writes = len(bench.api.writes())
     for _ in range(5):
-        await bench.once()
+        wait = await bench.once()
+        assert wait is not None
+        assert 45 <= wait <= 75, "no watch brings what routers say: latency, transport"
     assert len(bench.api.writes()) == writes, "at rest nothing is written"
     bench.restart()
     version = bench.api.last_version
