@@ -10,6 +10,7 @@ from forebay_operator.api.conditions import Reason, Type
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.ratio import Ratio, parse_ratio
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.decide import reasons
 from forebay_operator.observe.types import Observation, PodView, Problem, ProblemKind
 from forebay_operator.status.pinning import Pinning
 from forebay_operator.status.remedies import REMEDIES, describe
@@ -19,6 +20,15 @@ UNPLACED_SECONDS: Final = 300.0
 """A pod that the cluster has had no node for so long, and has no node for by its labels and GPUs, needs a person."""
 
 _MISSING: Final[dict[Pool, Reason]] = {"prefill": Reason.NO_PREFILL_WORKER, "decode": Reason.NO_DECODE_WORKER}
+
+_LIMITS: Final = {
+    reasons.LIMITED_BY_BOUNDS: "the bounds in scaling.prefill and scaling.decode",
+    reasons.LIMITED_BY_RATIO: "scaling.ratio",
+    reasons.LIMITED_BY_BUDGET: "scaling.maxGPUs",
+    reasons.LIMITED_BY_RATE: "policies in scaling.behavior",
+    reasons.LIMITED_BY_PAUSE: "scaling.pause, or a selectPolicy of Disabled in scaling.behavior",
+}
+"""Where a limit of the law's is set."""
 
 Verdict = tuple[Literal["True", "False", "Unknown"], Reason, str]
 
@@ -159,7 +169,9 @@ def scaling_limited(facts: Facts) -> Verdict:
     if facts.limited_by is None:
         return "Unknown", Reason.NOT_DECIDED, "no scaling decision has been made yet"
     if facts.limited_by:
-        return "True", Reason.OUT_OF_BOUNDS, f"the last decision was limited by {facts.limited_by}"
+        limits = facts.limited_by.split(",")
+        where = "; ".join(f"{limit} (set by {_LIMITS[limit]})" if limit in _LIMITS else limit for limit in limits)
+        return "True", Reason.OUT_OF_BOUNDS, f"the last decision was limited by {where}"
     return "False", Reason.WITHIN_LIMITS, "the last decision was carried out in full"
 
 
@@ -186,7 +198,8 @@ def transport_ready(facts: Facts) -> Verdict:
     shown = ", ".join(f"{count} x {name}" for name, count in transport.counts.items())
     worse = transport.worse_than(asked)
     if worse:
-        return "False", Reason.WORSE_THAN_ASKED, f"transfer.transport is {asked}; workers use {shown}"
+        remedy = REMEDIES[ProblemKind.TRANSPORT].text
+        return "False", Reason.WORSE_THAN_ASKED, f"transfer.transport is {asked}; workers use {shown}; {remedy}"
     return "True", Reason.IN_USE if asked == "Auto" else Reason.AS_ASKED, f"workers use {shown}"
 
 
@@ -194,7 +207,7 @@ def paused(facts: Facts) -> Verdict:
     what = "None" if facts.spec is None else facts.spec.scaling.pause
     if what == "None":
         return "False", Reason.NOT_PAUSED, "scaling is not paused"
-    return "True", Reason.BY_SPEC, f"scaling.pause is {what}"
+    return "True", Reason.BY_SPEC, f"scaling.pause is {what}; set it to None to go on"
 
 
 def foreign_writer(facts: Facts) -> Verdict:

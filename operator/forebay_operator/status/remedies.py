@@ -34,7 +34,7 @@ REMEDIES: Final[dict[ProblemKind, Remedy]] = {
     ProblemKind.CRASHING: Remedy(Reason.CRASHING, "read the container's log and correct the spec or the model", True),
     ProblemKind.TRANSPORT: Remedy(
         Reason.TRANSPORT_UNAVAILABLE,
-        "give the pods a device (transfer.rdma), name another transport, or set transfer.required to false",
+        "give the pods a device (transfer.rdma), name another transport, or leave transfer.required false",
         True,
     ),
     ProblemKind.NAMESPACE_GOING: Remedy(

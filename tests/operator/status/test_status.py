@@ -181,6 +181,22 @@ def test_what_others_own_survives() -> None:
     assert (limited["status"], limited["message"]) == ("True", "the last decision was limited by maxGPUs")
 
 
+@pytest.mark.parametrize(
+    ("limited_by", "said"),
+    [
+        ("Bounds", "Bounds (set by the bounds in scaling.prefill and scaling.decode)"),
+        ("Ratio,Budget", "Ratio (set by scaling.ratio); Budget (set by scaling.maxGPUs)"),
+        ("RateLimit", "policies in scaling.behavior"),
+        ("Pause", "scaling.pause"),
+    ],
+)
+def test_a_limited_decision_names_where_the_limit_is_set(limited_by: str, said: str) -> None:
+    decision = {"time": "2026-01-01T00:00:00Z", "action": "Hold", "reason": "Paused", "limitedBy": limited_by}
+    limited = condition(status_of(HEALTHY, previous={"decision": decision}), Type.SCALING_LIMITED)
+    assert limited["status"] == "True"
+    assert said in limited["message"]
+
+
 pods = st.builds(
     pod,
     st.sampled_from(["prefill", "decode"]),
