@@ -16,7 +16,6 @@ import pytest
 from support.fake_cluster import FakeCluster, simulated_model
 from support.fake_kube import FakeApi, eventually
 
-
 NAMELESS = """
 import pwd
 def nobody(number): raise KeyError(f"getpwuid(): uid not found: {number}")
