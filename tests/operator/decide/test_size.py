@@ -283,8 +283,8 @@ CASES = (
 )
 
 test_limits_hold_whatever_the_demand = settings(max_examples=300, deadline=None)(given(*CASES)(check_invariants))
-test_limits_hold_for_long = pytest.mark.soak(
-    settings(max_examples=20_000, deadline=None)(given(*CASES)(check_invariants))
+test_limits_hold_for_long = pytest.mark.timeout(3600)(
+    pytest.mark.soak(settings(max_examples=20_000, deadline=None)(given(*CASES)(check_invariants)))
 )
 
 
