@@ -12,7 +12,7 @@ from forebay_router.phases import Parts
 from forebay_router.relay import Relay
 from forebay_router.upstream import Reply, WorkerFailed, WorkerStream
 from forebay_router.watchdog import Guard
-from forebay_router.workers import Worker
+from forebay_router.workers import Ticket, Worker
 
 
 class DecodePhase:
@@ -54,7 +54,7 @@ class DecodePhase:
         ctx, course, answer = parts.ctx, parts.course, parts.answer
         relay = Relay(course.delivered, leg.skip)
         sent_at = ctx.clock()
-        ticket = worker.send(sent_at, **self._load(worker, leg))
+        ticket = self._send(worker, leg, sent_at)
         upstream: WorkerStream | None = None
         try:
             async with ctx.watchdog.watch(worker, leg.first_byte) as guard:
@@ -126,7 +126,7 @@ class DecodePhase:
                 await parts.answer.give_up()
                 return True
             worker, key, target = target, target.key, None
-            ticket = worker.send(ctx.clock(), **self._load(worker, leg))
+            ticket = self._send(worker, leg, ctx.clock())
             try:
                 async with ctx.watchdog.watch(worker, ctx.settings.request_timeout):
                     reply = await ctx.client.post(
@@ -175,17 +175,17 @@ class DecodePhase:
     def _headers(self, leg: Leg) -> Mapping[str, str]:
         return self._parts.sent(first=leg.name == "plain")
 
-    def _load(self, worker: Worker, leg: Leg) -> dict[str, int]:
-        """What the worker's reports will show once the leg is there: a prompt to compute, or one whose KV it reads.
+    def _send(self, worker: Worker, leg: Leg, now: float) -> Ticket:
+        """Account for what the worker will report once the leg is there: a prompt to compute, or one whose KV it reads.
 
         Not the bound on the answer, which may be more than any worker has room for.
         """
         parts = self._parts
         prompt = parts.answer.prompt_tokens
         if leg.name == "decode":
-            return {"decode_tokens": prompt}
-        computed = worker.candidate(parts.ctx.clock(), parts.call.beginnings.names).uncached(prompt)
-        return {"prefill_tokens": computed}
+            return worker.send(now, decode_tokens=prompt)
+        computed = worker.candidate(now, parts.call.beginnings.names).uncached(prompt)
+        return worker.send(now, prefill_tokens=computed)
 
     async def _refused(self, worker: Worker, key: Key, leg: Leg, reply: Reply, *, once: bool) -> bool:
         """A leg answered with an error; True when that is the client's answer."""
