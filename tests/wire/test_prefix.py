@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -73,6 +74,11 @@ def test_a_longer_text_goes_on_from_a_shorter_one(prompt: Any) -> None:
 def test_no_prompt_has_no_beginnings(body: dict[str, Any]) -> None:
     assert not beginnings(fields(body)).keys
     assert not beginnings(fields(body)).entries(10, answer_tokens=5)
+
+
+def test_messages_nested_too_deep_to_read_have_no_beginnings() -> None:
+    depth = sys.getrecursionlimit() + 1
+    assert beginnings({"messages": msgspec.Raw(b"[" * depth + b"]" * depth)}).names == []
 
 
 def test_tokens_are_shared_out_by_bytes() -> None:

@@ -75,7 +75,8 @@ def messages_of(fields: Mapping[str, msgspec.Raw]) -> list[bytes]:
     if "messages" in fields:
         try:
             return [bytes(message) for message in msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])]
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
+            # How deep JSON may be depends on the caller's depth: a body that was read before may be too deep here.
             return []
     return [bytes(fields["prompt"]).strip()[:-1]] if "prompt" in fields else []
 

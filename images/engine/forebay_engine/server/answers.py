@@ -169,7 +169,7 @@ def _beginnings(raw: bytes) -> Beginnings:
     """Of the prompt in a body that is a JSON object."""
     try:
         return beginnings(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return NOTHING
 
 
