@@ -159,8 +159,10 @@ class Deployed:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert self._proxy.stdout is not None
+        said = self._proxy.stdout.readline().decode().split()
+        assert said, f"kubectl proxy ended without a word: run {' '.join(command)}"
         # "Starting to serve on 127.0.0.1:PORT"
-        self.proxy_url = f"http://{self._proxy.stdout.readline().decode().split()[-1]}"
+        self.proxy_url = f"http://{said[-1]}"
 
     def logs(self) -> str:
         """Of everything that is not well, for a person who looks into a failure."""

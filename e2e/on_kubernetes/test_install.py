@@ -57,7 +57,7 @@ async def test_the_example_answers_and_leaves_nothing(deployed: Deployed, pinned
         ("prefill", deployed.nodes[0]),
         ("decode", deployed.nodes[1]),
     }
-    assert homes[prefill] == "prefill" or homes[prefill] == "decode"
+    assert {prefill, decode} <= homes.keys(), "who answered first is one of its workers"
     # Once both roles are there, the two legs run on two nodes.
     answer = await pinned.ask({**chat, "messages": [{"role": "user", "content": "Good morning " * 60}]})
     legs = [answer["headers"][f"x-forebay-{leg}"] for leg in ("prefill", "decode")]
