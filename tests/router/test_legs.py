@@ -46,6 +46,12 @@ def test_which_requests_are_split(fields: dict[str, Any], split: bool, several: 
     assert (call.split, call.several, call.stream) == (split, several, stream)
 
 
+@pytest.mark.parametrize("prompt", ['[ "x"]', "[\n  [1]\n]", "[" + " " * 100 + '"x"]'])
+def test_blanks_in_the_body_change_nothing(prompt: str) -> None:
+    call = legs.parse(paths.COMPLETIONS, b'{"prompt": %s}' % prompt.encode(), RNG)
+    assert (call.split, call.several) == (False, True)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

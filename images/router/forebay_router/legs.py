@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 
 import msgspec
 
 from forebay_wire import paths, prefix
-from forebay_wire.errors import ApiError
+from forebay_wire.errors import ApiError, bad_json
 from forebay_wire.messages import ContinueRequest
 from forebay_wire.transfer import CLIENT_LIMIT_FIELDS, ClientLimits
 
@@ -18,6 +19,7 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
 
 _NULL = b"null"
+_MANY_PROMPTS = re.compile(rb'\[\s*["\[]')
 _MAX_SEED = 2**31 - 1
 _DEFAULT_OUTPUT_TOKENS = 256
 """Room assumed for an answer whose length the client did not bound, when a decode worker is chosen."""
@@ -114,7 +116,7 @@ def parse(path: str, body: bytes, rng: random.Random) -> ClientCall:
     try:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the request body is not a JSON object: {error}") from error
+        raise bad_json(body, error) from error
     if "kv_transfer_params" in fields:
         raise ApiError(
             400,
@@ -142,8 +144,7 @@ def _one(fields: dict[str, Raw], name: str) -> bool:
 
 
 def _many_prompts(fields: dict[str, Raw]) -> bool:
-    raw = bytes(fields.get("prompt", b""))[:64]
-    return raw.startswith(b"[") and raw[1:].lstrip()[:1] in (b'"', b"[")
+    return _MANY_PROMPTS.match(fields.get("prompt", b"")) is not None
 
 
 class State(msgspec.Struct):

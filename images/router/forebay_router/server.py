@@ -42,7 +42,7 @@ class Listener(web.Server):
             cast(Connection, connection).retire()
 
     def __call__(self) -> RequestHandler:
-        return Connection(self, self._limits, loop=self._loop, auto_decompress=False)
+        return Connection(self, self._limits, loop=self._loop)
 
 
 class BodyRoom:

@@ -49,14 +49,7 @@ class Connection(RequestHandler):
 
     __slots__ = ("_finishing", "_flush_timer", "_head_timer", "_limits", "_wire")
 
-    def __init__(
-        self,
-        manager: web.Server,
-        limits: ConnectionLimits,
-        *,
-        loop: asyncio.AbstractEventLoop,
-        auto_decompress: bool = True,
-    ) -> None:
+    def __init__(self, manager: web.Server, limits: ConnectionLimits, *, loop: asyncio.AbstractEventLoop) -> None:
         options: dict[str, Any] = {
             "keepalive_timeout": limits.idle_seconds,
             "lingering_time": LINGERING_SECONDS,
@@ -64,7 +57,7 @@ class Connection(RequestHandler):
             "max_field_size": MAX_HEADER_LINE,
             "max_headers": MAX_HEADERS,
             "access_log": None,
-            "auto_decompress": auto_decompress,
+            "auto_decompress": False,  # compressed bodies are refused: unpacking one first is the client's to misuse
         }
         super().__init__(manager, loop=loop, **options)
         self._limits = limits

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import msgspec
+
+MAX_MESSAGE = 2000
+MAX_PARAM = 200
+"""Characters of an error. A client's own names and values are in it, and those may be megabytes long."""
+
+_LOOKED_THROUGH = 64 * 1024
+"""Bytes of a body in which half a surrogate pair is looked for: that takes Python's own, slower decoder."""
+
+_AT = re.compile(r" - at `.*`$")
 
 
 class ErrorBody(msgspec.Struct):
@@ -29,6 +41,8 @@ class ApiError(Exception):
         kind: str | None = None,
         retry_after: float | None = None,
     ) -> None:
+        message = _cut(message, MAX_MESSAGE)
+        param = None if param is None else _cut(param, MAX_PARAM)
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
@@ -36,6 +50,42 @@ class ApiError(Exception):
 
     def json(self) -> bytes:
         return msgspec.json.encode(ErrorEnvelope(self.body))
+
+
+def bad_json(raw: bytes, error: Exception) -> ApiError:
+    """The 400 for a body that cannot be decoded. Names the field whose value is at fault, where that can be told."""
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        fields = {}
+        if len(raw) <= _LOOKED_THROUGH and (name := _with_lone_surrogate(raw)) is not None:
+            return ApiError(400, f"{name}: half of a surrogate pair stands alone in a text", param=name)
+    for name, value in fields.items():
+        try:
+            msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as cause:
+            return ApiError(400, f"{_cut(name, MAX_PARAM)}: {_AT.sub('', str(cause))}", param=name)
+    return ApiError(400, f"the body is not a JSON object: {error}")
+
+
+def _with_lone_surrogate(raw: bytes) -> str | None:
+    """The field. msgspec, which takes no lone surrogates, says of some that the body is cut short."""
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    for name, value in fields.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return name if name.isprintable() else None
+    return None
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _kind(status: int) -> str:

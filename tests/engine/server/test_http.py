@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import logging
 import time
@@ -66,6 +67,16 @@ async def test_internal_endpoints_need_the_bearer(
         assert response.status == 401
         assert (await response.json())["error"]["type"] == "authentication_error"
     assert not worker.core.calls
+
+
+async def test_a_compressed_body_is_refused_unread(worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for data in (b"no gzip at all", gzip.compress(json.dumps(TEXT).encode())):
+        sent = {"content-encoding": "gzip", "content-type": "application/json"}
+        async with worker.session.post(worker.url + paths.COMPLETIONS, data=data, headers=sent) as response:
+            assert response.status == 415
+            assert "content-encoding" in (await response.json())["error"]["message"]
+    assert (await worker.post(paths.COMPLETIONS, TEXT))[0] == 200
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_without_a_token_internal_endpoints_are_closed(make_worker: Any) -> None:

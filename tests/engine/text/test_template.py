@@ -108,3 +108,9 @@ def test_messages_are_not_touched() -> None:
     before = [dict(message) for message in MESSAGES]
     render("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert before == MESSAGES
+
+
+def test_a_variable_may_be_called_as_a_parameter_of_jinjas_own() -> None:
+    template = ChatTemplate("{{ args }} {{ kwargs }} {{ context }}", SPECIAL)
+    arguments = dict.fromkeys(("self", "args", "kwargs", "context"), "x")
+    assert template.render(MESSAGES, created=NOON, arguments=arguments) == "x x x"

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from forebay_engine.server import template_arguments
 from forebay_engine.text.stops import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
-from forebay_wire.errors import ApiError
+from forebay_wire.errors import ApiError, bad_json
 
 MAX_N = 128
 MAX_ALTERNATIVES = 20
@@ -185,8 +185,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object. Raises ApiError 400: not JSON, invalid UTF-8, lone surrogates, NaN, too deep."""
     try:
         body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise bad_json(raw, error) from error
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, got {type(body).__name__}")
     return body

@@ -79,13 +79,17 @@ class ChatTemplate:
         """
         now = datetime.fromtimestamp(created, UTC)
         try:
+            # One dict, no keywords: a variable may be called as a parameter of render() is.
             return self._template.render(
-                **{**arguments, **self._special_tokens},
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                strftime_now=now.strftime,
+                {
+                    **arguments,
+                    **self._special_tokens,
+                    "messages": [dict(message) for message in messages],
+                    "tools": None,
+                    "documents": None,
+                    "add_generation_prompt": True,
+                    "strftime_now": now.strftime,
+                }
             )
         except jinja2.TemplateError as error:
             raise TemplateRefused(error.message or type(error).__name__) from error
