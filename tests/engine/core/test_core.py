@@ -191,28 +191,44 @@ async def test_blocks_that_a_stuck_read_may_still_write_to_are_not_used_before_i
             await idle(core)
 
 
-async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypatch):
+@pytest.mark.parametrize("pulls", [False, True])
+async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypatch, pulls):
     async with running("local") as core:
-        reading = asyncio.Event()
+        reading, read = asyncio.Event(), UnsettledRead()
+        source = PullSource("p", "ahead", "127.0.0.1", 1, [0, 1, 2, 3], len(PROMPT), 1, core.info.compat_hash, 30.0)
 
         async def follow(request, blocks, pulled):
+            landing.extend(blocks)
+            pulled(source.engine_id, source.epoch, 2)
             reading.set()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                raise TransferError("planted", unsettled=UnsettledRead()) from None
+                raise TransferError("planted", unsettled=read) from None
 
+        async def pull(source, remote_blocks, local_blocks):
+            assert not set(local_blocks) & set(landing)
+            return PullResult(False, "planted", 0, 0.0)
+
+        landing: list[int] = []
         monkeypatch.setattr(core._service, "follow", follow)
+        monkeypatch.setattr(core._service, "pull", pull)
         reserve = ReserveRequest("ahead", "127.0.0.1", 1, prompt_tokens=len(PROMPT), ttl_seconds=30)
         assert (await core.reserve(reserve)).admitted
         await reading.wait()
-        tokens, _ = await collect(core, EngineRequest("ahead", PROMPT, GREEDY))
-        assert tokens == expected_tokens(PROMPT, 20)
+        expected = expected_tokens(PROMPT, 20)
+        outputs = expected[:1] if pulls else []
+        request = EngineRequest("ahead", PROMPT, GREEDY, output_ids=outputs, pull=source if pulls else None)
+        tokens, _ = await collect(core, request)
+        assert tokens == expected[len(outputs) :]
 
         async def free() -> bool:
-            return core.stats.free_blocks == core.stats.total_blocks - 4
+            stats = core.stats  # of after the request, which held as many blocks itself
+            return stats.running == 0 < stats.decode_tokens and stats.free_blocks == stats.total_blocks - 4
 
         await until(free, "its four blocks are set aside", 5)
+        read.over = True
+        await idle(core)
 
 
 async def test_a_decode_leg_given_up_while_settling_leaves_no_reservation(monkeypatch):

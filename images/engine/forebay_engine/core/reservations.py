@@ -11,7 +11,7 @@ from functools import partial
 from forebay_engine.core.commands import Command, EarlyPulled, ReleaseReservation, ReserveBlocks
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.service import TransferService
-from forebay_engine.types import PullSource
+from forebay_engine.types import PullSource, UnsettledRead
 from forebay_wire.messages import ReserveRequest, ReserveResponse
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,9 @@ class Reservation:
 
     pulled: int = 0
     """The first so many blocks were."""
+
+    unsettled: UnsettledRead | None = None
+    """A read that may still land in its blocks."""
 
 
 class Reservations:
@@ -79,7 +82,6 @@ class Reservations:
         def pulled(engine_id: str, epoch: int, count: int) -> None:
             reservation.lease, reservation.pulled = (engine_id, epoch), count
 
-        unsettled = None
         try:
             async with asyncio.timeout(request.ttl_seconds):
                 await self._service.follow(request, blocks, pulled)
@@ -87,14 +89,14 @@ class Reservations:
         except TimeoutError:
             log.info("request %s: no decode leg in %.0f s, reservation ends", request.request_id, request.ttl_seconds)
         except TransferError as error:
-            unsettled = error.unsettled
+            reservation.unsettled = error.unsettled  # also when _end() has cancelled us: it waits for this
             log.warning("request %s: reading ahead ended: %s", request.request_id, error)
         except Exception:  # a fault of ours must not keep the blocks for ever
             log.exception("request %s: reading ahead failed", request.request_id)
         # Whoever takes the reservation out of the table ends it: the decode leg may have been first.
         if self._kept.get(request.request_id) is reservation:
             del self._kept[request.request_id]
-            self._send(ReleaseReservation(request.request_id, unsettled))
+            self._send(ReleaseReservation(request.request_id, reservation.unsettled))
 
     async def release(self, request_id: str) -> None:
         """Give the blocks back; returns when no read lands in them any more."""
@@ -126,10 +128,9 @@ class Reservations:
 
     async def _end(self, request_id: str, reservation: Reservation, source: PullSource | None) -> None:
         reservation.following.cancel()
-        (outcome,) = await asyncio.gather(reservation.following, return_exceptions=True)
-        unsettled = outcome.unsettled if isinstance(outcome, TransferError) else None
-        if source is None or unsettled is not None:
-            self._send(ReleaseReservation(request_id, unsettled))
+        await asyncio.gather(reservation.following, return_exceptions=True)
+        if source is None or reservation.unsettled is not None:
+            self._send(ReleaseReservation(request_id, reservation.unsettled))
         elif reservation.lease == (source.engine_id, source.epoch):
             self._send(EarlyPulled(request_id, reservation.pulled))
 
