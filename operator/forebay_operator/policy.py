@@ -52,6 +52,7 @@ def law_policy(spec: DisaggregatedModelSpec, workers: Workers, workers_total: in
         convertible=spec.router.convertible != "Never",
         mode=scaling.mode if scaling.role_switching == "Enabled" else "Off",
         pause=_pause(spec),
+        attainment=objectives.attainment_percent / 100,
         stale_seconds=STALE_SECONDS[scaling.metrics.source],
     )
     rate = _moves_per_minute(spec, workers_total)

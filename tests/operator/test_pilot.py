@@ -231,6 +231,7 @@ def test_policy_of_a_spec() -> None:
         {
             "model": {"servedName": "m"},
             "engine": {"type": "Simulated"},
+            "objectives": {"attainmentPercent": 95},
             "prefill": {},
             "decode": {"replicas": 3},
             "scaling": {
@@ -253,3 +254,4 @@ def test_policy_of_a_spec() -> None:
     assert policy.workers.mixed_seconds == pytest.approx(0.09), "of a TPOT objective of 100 ms"
     assert policy.workers.mixed_chunk == 350
     assert policy.stale_seconds == 90
+    assert policy.attainment == 0.95
