@@ -7,8 +7,6 @@ from dataclasses import dataclass
 LAYOUT = "head,layer,kv,token,dim"
 """Order inside a block, outermost first, so that a tensor-parallel rank's heads are one contiguous share."""
 
-MIN_BLOCK_BYTES = 64 * 1024
-
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:

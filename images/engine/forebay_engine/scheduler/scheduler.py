@@ -213,11 +213,6 @@ class Scheduler:
                 publish(state, self.pool)
             self._table.run(state)
 
-    @property
-    def set_aside(self) -> int:
-        """Blocks that reads may still be landing in; a worker that has many should be restarted."""
-        return sum(len(blocks) for _, blocks in self._doubtful)
-
     def reclaim(self) -> None:
         """Free the blocks whose unsettled reads are over."""
         for doubt in list(self._doubtful):
