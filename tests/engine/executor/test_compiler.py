@@ -147,6 +147,7 @@ def test_work_folders_of_killed_processes_go_and_those_of_others_stay(
     [
         ("echo 'step.c:1: error: no such thing' >&2; exit 3", ["failed (3)", "no such thing"]),
         ("printf 'error: kein Platz f\\374r mehr' >&2; exit 1", ["failed (1)", "kein Platz"]),
+        ("echo 'ld: link failed: No space left\nld error: 1' >&2; exit 1", ["failed (1)", "No space left"]),
         ("exec sleep 60", ["took over 0.2 s"]),
     ],
 )

@@ -186,7 +186,8 @@ def _run(command: list[str], seconds: float) -> str:
     except OSError as error:
         raise KernelsUnavailable(f"{command[0]} does not start: {error}; set CC to a C compiler") from error
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        said = done.stderr.splitlines()
+        lines = [line for line in said if "error" in line or "failed" in line] or said  # a linker's reasons "failed"
         raise KernelsUnavailable(f"{shlex.join(command)} failed ({done.returncode}): {'; '.join(lines[:3])}")
     return done.stdout
 
