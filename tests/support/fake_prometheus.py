@@ -31,7 +31,7 @@ class FakePrometheus:
     """Labels that its configuration drops."""
 
     spoil: Any = None
-    """A response to give instead: a status, a body, or seconds to wait."""
+    """A response to give instead: a status, a body, a redirect's headers, or seconds to wait."""
 
     seen: list[dict[str, str]] = field(default_factory=list)
     """Headers of the queries."""
@@ -44,6 +44,8 @@ class FakePrometheus:
         self.seen.append(dict(request.headers))
         if isinstance(self.spoil, int):
             return web.Response(status=self.spoil, text="upstream failed")
+        if isinstance(self.spoil, dict):
+            return web.Response(status=302, headers=self.spoil)
         if isinstance(self.spoil, float):
             await asyncio.sleep(self.spoil)
         if isinstance(self.spoil, str):

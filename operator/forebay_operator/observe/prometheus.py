@@ -22,6 +22,7 @@ from requests.packages.urllib3.util.retry import Retry
 from forebay_operator.build.names import router_name
 from forebay_operator.decide.types import Workers
 from forebay_operator.observe.assemble import Assembler, Unanswered
+from forebay_operator.observe.bounded_session import BoundedSession
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.fleet import Fleet
 from forebay_operator.observe.prometheus_samples import (
@@ -104,8 +105,7 @@ class PrometheusSource:
             base=base,
             capacity=capacity,
         )
-        self._session = requests.Session()
-        self._session.trust_env = False
+        self._session = BoundedSession(DEADLINE_SECONDS)
         self._ca = b""
         self._ca_file = ""
         self._connect = PrometheusConnect(
@@ -162,7 +162,8 @@ class PrometheusSource:
         except BadReport as error:
             return Unanswered(str(error), invalid=True)
         except PrometheusApiClientException as error:
-            return Unanswered(str(error)[:200], invalid=True)
+            # Its status, and nothing of its body: status is read by more people than whatever answered here may be.
+            return Unanswered(str(error).partition(" (")[0][:200], invalid=True)
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             # requests' JSONDecodeError is a RequestException: HTML where JSON should be.
             invalid = isinstance(error, (KeyError, TypeError, requests.JSONDecodeError))

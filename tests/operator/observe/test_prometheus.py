@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -156,9 +157,40 @@ async def test_what_it_may_answer_instead(
     assert (trouble.health, trouble.needed) == (health, True)
     assert re.search(said, trouble.note), trouble.note
     life.fake.spoil = None
+    # The query that hung is the next look's too, should it end a moment later than the wait for it.
+    assert life.source._query_running is not None
+    await asyncio.wait({life.source._query_running})
+    monkeypatch.setattr(prometheus, "DEADLINE_SECONDS", 5.0)
     life.serve(30)
     back = await life.look()
     assert sum(a.requests for a in back.arrivals) > 0
+    assert not [s for s in back.signals if s.needed and s.health not in (Health.FRESH, Health.ZERO)]
+
+
+async def test_nobody_is_led_elsewhere_or_shown_what_answered(life: Life) -> None:
+    """Who may write a model chooses the address; the operator's network, and its memory, are not theirs."""
+    await life.look()
+    other = FakePrometheus()
+    async with other.serving() as url:
+        life.fake.spoil = {"Location": f"{url}/api/v1/query"}
+        led = signal(await life.look(80.0), "router assistant-router-1")
+        assert not other.seen
+    assert (led.health, "302" in led.note) == (Health.INVALID, True)
+    life.fake.spoil = 500
+    refused = signal(await life.look(), "router assistant-router-1")
+    assert "500" in refused.note
+    assert "upstream failed" not in refused.note
+
+
+async def test_an_answer_without_end(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    await life.look()
+    monkeypatch.setattr(life.source._session, "_max_bytes", 10_000)
+    life.fake.spoil = "x" * 50_000
+    long = signal(await life.look(80.0), "router assistant-router-1")
+    assert "more than 10000 bytes" in long.note
+    life.fake.spoil = None
+    life.serve()
+    back = await life.look()
     assert not [s for s in back.signals if s.needed and s.health not in (Health.FRESH, Health.ZERO)]
 
 
