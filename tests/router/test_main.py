@@ -44,6 +44,40 @@ def arguments(tmp_path: Path, workers: list[FakeWorker], port: int) -> list[str]
     ]
 
 
+async def listening(port: int, seconds: float = 20) -> None:
+    async def accepted() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    await until(accepted, "the router listens", seconds, period=0.001)
+
+
+@pytest.mark.parametrize("start", range(3))
+async def test_the_first_request_that_it_takes_is_served(start_bench: StartBench, tmp_path: Path, start: int) -> None:
+    """No 503 between the start and the first word of the workers."""
+    bench = await start_bench({"p0": "prefill", "d0": "decode"})
+    port = free_port()
+    async with process(*arguments(tmp_path, list(bench.workers.values()), port)):
+        await listening(port)
+        request = completion(tokens=3)
+        check(await complete(bench.session, f"http://127.0.0.1:{port}", request), request)
+
+
+async def test_without_workers_it_listens_all_the_same(start_bench: StartBench, tmp_path: Path) -> None:
+    bench = await start_bench({"p0": "prefill", "d0": "decode"})
+    await bench["p0"].die()
+    await bench["d0"].die()
+    port = free_port()
+    async with process(*arguments(tmp_path, list(bench.workers.values()), port)):
+        await listening(port)
+        answer = await complete(bench.session, f"http://127.0.0.1:{port}", completion(tokens=3))
+        assert answer.status == 503
+
+
 async def test_sigterm_finishes_what_runs(start_bench: StartBench, tmp_path: Path) -> None:
     bench = await start_bench({"p0": "prefill", "d0": "decode"})
     bench["d0"].gap = 0.05

@@ -15,7 +15,7 @@ from forebay_router import choice, legs, metrics, trust
 from forebay_router.choice import Health
 from forebay_router.client_side import ClientGone
 from forebay_router.context import Context
-from forebay_router.discovery import Discovery
+from forebay_router.discovery import Discovery, View
 from forebay_router.metrics import RouterMetrics
 from forebay_router.request import Exchange
 from forebay_router.server import BodyRoom, Handler, HttpClientSide, Take, read_body
@@ -27,6 +27,8 @@ from forebay_wire import VERSION, headers, paths
 from forebay_wire.errors import ApiError
 
 log = logging.getLogger(__name__)
+
+MEET_PERIOD_SECONDS = 0.01
 
 _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,6 +59,9 @@ class Router:
         self._draining = False
         self._bodies = BodyRoom(settings.max_bodies)
         self._discovering: asyncio.Task[None] | None = None
+        self._listed = False
+        """Discovery has said which workers there are."""
+
         self._routes: dict[tuple[str, str], Handler] = {
             ("POST", paths.CHAT): self._generate,
             ("POST", paths.COMPLETIONS): self._generate,
@@ -68,7 +73,29 @@ class Router:
         }
 
     def start(self) -> None:
-        self._discovering = asyncio.ensure_future(self._discovery.run(self.workers.apply))
+        self._discovering = asyncio.ensure_future(self._discovery.run(self._apply))
+
+    def _apply(self, view: View) -> None:
+        self._listed = True
+        self.workers.apply(view)
+
+    async def meet_workers(self, seconds: float) -> None:
+        """Wait until a pair can serve or every worker was heard, by `seconds` at latest.
+
+        A router that took requests before would answer 503 for a moment after each start.
+        """
+        deadline = self._clock() + seconds
+        while not self._met() and self._clock() < deadline:  # noqa: ASYNC110 (several things may tell)
+            await asyncio.sleep(MEET_PERIOD_SECONDS)
+
+    def _met(self) -> bool:
+        if not self._listed:
+            return False
+        ready = [c for c in self.workers.candidates() if c.health == Health.READY]
+        if isinstance(choice.pick_pair(ready, 1), choice.Pair):
+            return True
+        now = self._clock()
+        return all(worker.health(now) is not Health.UNKNOWN for worker in self.workers)
 
     async def close(self) -> None:
         if self._discovering is not None:

@@ -31,6 +31,8 @@ log = logging.getLogger("forebay_router")
 
 BACKLOG = 1024
 CANCEL_SECONDS = 5.0
+MEET_SECONDS = 1.0
+"""For the first word of the workers, before clients may connect."""
 
 
 def _positive(text: str) -> float:
@@ -151,8 +153,10 @@ async def serve(settings: RouterSettings) -> None:
     router = Router(settings, discovery_of(settings))
     listener = Listener(router.handle, settings)
     try:
-        server = await loop.create_server(listener, settings.host, settings.port, backlog=BACKLOG)
+        server = await loop.create_server(listener, settings.host, settings.port, backlog=BACKLOG, start_serving=False)
         router.start()
+        await router.meet_workers(MEET_SECONDS)
+        await server.start_serving()
         log.info("router %s listens on %s:%d", settings.name, settings.host, settings.port)
         await stop.wait()
         router.drain()
