@@ -25,7 +25,7 @@ def test_openai_shape(status, kind):
             "message": "temperature is -1, at least 0 is allowed",
             "type": kind,
             "param": "temperature",
-            "code": None,
+            "code": "overloaded" if status == 429 else None,
         }
     }
 

@@ -97,7 +97,6 @@ class PrefillPhase:
                 429,
                 f"the first token is expected in {refused.seconds:.2f} s, later than the {limit:.2f} s allowed; "
                 "try again later",
-                code="overloaded",
                 retry_after=refused.retry_after,
             )
         )

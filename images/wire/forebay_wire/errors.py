@@ -7,6 +7,7 @@ import re
 
 import msgspec
 
+OVERLOADED = "overloaded"
 MAX_MESSAGE = 2000
 MAX_PARAM = 200
 """Characters of an error. A client's own names and values are in it, and those may be megabytes long."""
@@ -29,7 +30,10 @@ class ErrorEnvelope(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """An error that a client sees. `param` names the request's field, where one is to blame."""
+    """An error that a client sees. `param` names the request's field, where one is to blame.
+
+    A 429 has the code `overloaded`, whoever says so and why.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,8 @@ class ApiError(Exception):
     ) -> None:
         message = _cut(message, MAX_MESSAGE)
         param = None if param is None else _cut(param, MAX_PARAM)
+        if status == 429 and code is None:
+            code = OVERLOADED
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
