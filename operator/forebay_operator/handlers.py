@@ -76,7 +76,7 @@ class Watches:
 
     def model(self, kind: str | None, obj: Mapping[str, Any]) -> None:
         key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
-        self._health.seen(key)
+        self._health.seen(key, str(obj["metadata"].get("resourceVersion", "")))
         if kind == "DELETED":
             self._models.discard(key)
         else:

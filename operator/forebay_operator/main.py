@@ -152,7 +152,7 @@ class Operator:
             surroundings=replace(settings.surroundings, pod_monitors=pod_monitors),
             resync=settings.resync,
             rng=random.Random(),
-            wrote=lambda key: self.watches.wrote(key, clock()),
+            wrote=lambda key, version: self.watches.wrote(key, version, clock()),
             rescaler=self.rescaler,
         )
         self.queue: WorkQueue[Key] = WorkQueue(

@@ -85,10 +85,10 @@ class Reconciler:
         resync: float,
         rng: random.Random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
-        wrote: Callable[[Key], None] = lambda key: None,
+        wrote: Callable[[Key, str], None] = lambda key, version: None,
         rescaler: Rescaler | None = None,
     ) -> None:
-        """`wrote` hears of each change of a model's status, which its watch has to report soon."""
+        """`wrote` hears of each change of a model's status: the resourceVersion that its watch has to report soon."""
         self._kube = kube
         self._gatherer = gatherer
         self._applier = applier
@@ -303,10 +303,14 @@ class Reconciler:
             "status": status,
         }
         try:
-            await self._kube.apply(MODELS, body, force=True, subresource="status")
+            after = await self._kube.apply(MODELS, body, force=True, subresource="status")
         except NotFound:
             return
-        self._wrote((meta["namespace"], meta["name"]))
+        version = after["metadata"]["resourceVersion"]
+        if version == meta["resourceVersion"]:
+            # Nothing has changed (others own what was left out), and no watch will say so.
+            return
+        self._wrote((meta["namespace"], meta["name"]), version)
         for event in condition_events(previous, status):
             await self._recorder.record(raw, event)
 

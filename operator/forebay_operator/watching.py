@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Final
+
+REMEMBERED: Final = 10_000
+"""Objects whose last reported version is known, the latest ones."""
 
 
 class WatchHealth:
@@ -12,14 +16,21 @@ class WatchHealth:
         """`stale_after` in seconds."""
         self._stale_after = stale_after
         self._expected: dict[Hashable, float] = {}
+        self._reported: dict[Hashable, str] = {}
 
-    def wrote(self, key: Hashable, now: float) -> None:
-        """The object of `key` was changed by us."""
-        self._expected.setdefault(key, now)
+    def wrote(self, key: Hashable, version: str, now: float) -> None:
+        """The object of `key` was changed by us, to that resourceVersion."""
+        # The watch may be faster than the answer to the write: what it told then is not told again.
+        if not _reaches(self._reported.get(key, ""), version):
+            self._expected.setdefault(key, now)
 
-    def seen(self, key: Hashable) -> None:
-        """A watch reported the object, or its end."""
+    def seen(self, key: Hashable, version: str) -> None:
+        """A watch reported the object in that version, or its end."""
         self._expected.pop(key, None)
+        self._reported.pop(key, None)
+        self._reported[key] = version
+        if len(self._reported) > REMEMBERED:
+            del self._reported[next(iter(self._reported))]
 
     def stale(self, now: float) -> str | None:
         """Why the watches are not to be trusted; None when they are."""
@@ -28,3 +39,10 @@ class WatchHealth:
             return None
         at, key = min(late, key=lambda entry: entry[0])
         return f"a write of {key} {now - at:.0f} s ago has not come back through its watch; {len(late)} such"
+
+
+def _reaches(reported: str, written: str) -> bool:
+    """Versions are opaque by contract, and increasing numbers at every API server there is."""
+    if reported.isdecimal() and written.isdecimal():
+        return int(reported) >= int(written)
+    return reported == written

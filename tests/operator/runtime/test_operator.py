@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from forebay_operator import handlers
+from forebay_operator import handlers, watching
 from forebay_operator.act.apply import ApplyCache
 from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
@@ -131,7 +131,7 @@ async def test_what_the_liveness_probe_sees(api: FakeApi, cluster: FakeCluster) 
             for path, expected in (("/healthz", 200), ("/readyz", 200), ("/metrics", 200)):
                 async with session.get(f"http://127.0.0.1:{health.port}{path}") as response:
                     assert response.status == expected
-            running.operator.watches.wrote(KEY, asyncio.get_running_loop().time() - 1000)
+            running.operator.watches.wrote(KEY, "999999999", asyncio.get_running_loop().time() - 1000)
             async with session.get(f"http://127.0.0.1:{health.port}/healthz") as response:
                 assert response.status == 500
                 assert "has not come back through its watch" in await response.text()
@@ -143,12 +143,41 @@ async def test_what_the_liveness_probe_sees(api: FakeApi, cluster: FakeCluster) 
 def test_watch_health() -> None:
     health = WatchHealth(60.0)
     assert health.stale(1e9) is None
-    health.wrote("a", 0.0)
-    health.wrote("a", 50.0)
+    health.wrote("a", "10", 0.0)
+    health.wrote("a", "11", 50.0)
     assert health.stale(60.0) is None
     assert health.stale(60.1) is not None, "the first write counts"
-    health.seen("a")
+    health.seen("a", "11")
     assert health.stale(1e9) is None
+
+
+@pytest.mark.parametrize(
+    ("reported", "written", "expected"),
+    [
+        ("9", "10", True),
+        ("10", "10", False),
+        ("11", "10", False),
+        ("", "10", True),
+        ("b", "b", False),
+        ("b", "a", True),
+    ],
+)
+def test_a_watch_that_is_faster_than_the_answer_to_the_write(reported: str, written: str, expected: bool) -> None:
+    """Else an operator whose last write was so reported would be taken for one with dead watches, and restarted."""
+    health = WatchHealth(60.0)
+    health.seen("a", reported)
+    health.wrote("a", written, 0.0)
+    assert (health.stale(100.0) is not None) == expected
+
+
+def test_what_watches_reported_is_not_kept_for_ever() -> None:
+    health = WatchHealth(60.0)
+    for index in range(watching.REMEMBERED + 5):
+        health.seen(index, "1")
+    health.wrote(0, "1", 0.0)
+    health.wrote(watching.REMEMBERED, "1", 0.0)
+    assert "a write of 0 " in (health.stale(100.0) or "")
+    assert "; 1 such" in (health.stale(100.0) or "")
 
 
 class Asked:

@@ -56,6 +56,31 @@ async def test_a_model_becomes_its_children_and_comes_to_rest(bench: Bench) -> N
     assert bench.api.last_version == version, "a restart changes nothing"
 
 
+async def test_a_status_that_the_server_leaves_as_it_is_is_awaited_from_no_watch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others own stays though we leave it out: no change, no event of it, and no dead watch."""
+    bench.put(model())
+    await bench.rest()
+    held = copy.deepcopy(bench.api.find("disaggregatedmodels", "assistant"))
+    assert held is not None
+    wrote: list[str] = []
+    monkeypatch.setattr(bench.reconciler, "_wrote", lambda key, version: wrote.append(version))
+    held["status"]["summary"] = "of another"
+    bench.api.put(held)
+    theirs = copy.deepcopy(bench.api.find("disaggregatedmodels", "assistant"))
+
+    async def unmoved(*_: Any, **__: Any) -> Object | None:
+        return theirs
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.reconciler._kube, "apply", unmoved)
+        await bench.once()
+    assert wrote == []
+    await bench.once()
+    assert len(wrote) == 1, "one that it does change is"
+
+
 async def test_children_of_a_deleted_model_go_and_nothing_is_remembered(bench: Bench) -> None:
     bench.put(model())
     await bench.rest()
