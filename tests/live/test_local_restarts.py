@@ -24,6 +24,7 @@ def test_a_process_that_ends_is_restarted_on_its_port_with_back_off(local: Local
     assert "prefill-0 was ended by SIGKILL; restart 1 in 0.5 s" in text
     assert "prefill-0 exited with code 3; restart 2 in 1 s" in text
     assert "restart 3 in 2 s" in text
+    assert "prefill-0.log): told to crash" in text
     status = local.status()
     assert status is not None
     assert (status["phase"], status["ready"]) == ("Degraded", False)

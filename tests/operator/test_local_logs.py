@@ -27,6 +27,34 @@ def test_a_log_within_its_limit_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["w.log"]
 
 
+@pytest.mark.parametrize(
+    ("written", "since", "last"),
+    [
+        (b"old\n", 4, ""),
+        (b"old\nnew\n", 4, "new"),
+        (b"old\na\nb \n \n\n", 4, "b"),
+        (b"old\ncut off", 4, "cut off"),
+        (b"all of it is newer\n", 1000, "all of it is newer"),
+        (b"old\n\x1b[2Jclear\tthe screen\n", 4, "[2Jclear the screen"),
+        (b"old\nf\xfcr\n", 4, "f\ufffdr"),
+        (b"", 0, ""),
+    ],
+)
+def test_the_last_line_since_a_start(tmp_path: Path, written: bytes, since: int, last: str) -> None:
+    log = tmp_path / "w.log"
+    log.write_bytes(written)
+    assert logs.last_line(log, since).strip() == last
+
+
+def test_a_last_line_without_end_and_a_log_that_is_gone(tmp_path: Path) -> None:
+    log = tmp_path / "w.log"
+    assert logs.last_line(log, 0) == ""
+    assert logs.size(log) == 0
+    log.write_bytes(b"x" * 1_000_000)
+    assert logs.last_line(log, 0) == "x" * logs.LAST_LINE_BYTES
+    assert logs.size(log) == 1_000_000
+
+
 def test_no_log_is_no_error(tmp_path: Path) -> None:
     logs.bound(tmp_path / "w.log", LIMIT)
     assert os.listdir(tmp_path) == []

@@ -10,12 +10,37 @@ from typing import BinaryIO
 
 LIMIT_BYTES = 16 * 1024 * 1024
 CHECK_SECONDS = 2.0
+LAST_LINE_BYTES = 2048
 _CHUNK = 1024 * 1024
 
 
 def open_log(path: Path) -> BinaryIO:
     """For appending, which `bound` relies on; readable by its owner alone. Raises OSError."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+
+
+def size(path: Path) -> int:
+    """Bytes in it, 0 where it can't be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_line(path: Path, since: int) -> str:
+    """The last line with something in it, of what was written after the first `since` bytes; its end when it is long.
+
+    Empty where there is none. A log shorter than `since` was cut meanwhile (`bound`): all of it is newer.
+    """
+    try:
+        with path.open("rb") as log:
+            end = os.fstat(log.fileno()).st_size
+            log.seek(max(since if since <= end else 0, end - LAST_LINE_BYTES))
+            lines = log.read(LAST_LINE_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "".join(character if character.isprintable() else " " for character in last)
 
 
 def bound(path: Path, limit: int) -> None:

@@ -21,6 +21,7 @@ from forebay_operator.local.errors import LocalError
 from forebay_operator.local.probes import Probe, Result, Verdict, http_get
 from forebay_wire.headers import LOAD
 
+_EXITED = "exited with code"
 _OWN_BIN = str(Path(sys.executable).parent)
 
 
@@ -93,7 +94,7 @@ class Runner:
         bounding = asyncio.create_task(logs.keep_bounded(self.log))
         try:
             while not self._stop.is_set():
-                started = self._clock()
+                started, written = self._clock(), logs.size(self.log)
                 reason = await self._once()
                 self.last_exit = reason
                 if self._stop.is_set():
@@ -101,7 +102,11 @@ class Runner:
                 wait = self._backoff.after(self._clock() - started)
                 self.restarts += 1
                 self._set_state("BackOff")
-                self._on_event(f"{name} {reason}; restart {self.restarts} in {wait:g} s (log: {self.log})")
+                # What ends by itself mostly says why, in its last line.
+                said = logs.last_line(self.log, written) if reason.startswith(_EXITED) else ""
+                self._on_event(
+                    f"{name} {reason}; restart {self.restarts} in {wait:g} s (log: {self.log}){said and f': {said}'}"
+                )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), wait)
         finally:
@@ -243,7 +248,7 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
 
 def _exit_text(code: int) -> str:
     if code >= 0:
-        return f"exited with code {code}"
+        return f"{_EXITED} {code}"
     try:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
