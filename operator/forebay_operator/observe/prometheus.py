@@ -157,7 +157,7 @@ class PrometheusSource:
             # A thread can't be stopped. One that hangs is waited for again next time, so that there is never a second.
             done, _ = await asyncio.wait({self._query_running}, timeout=DEADLINE_SECONDS)
             if not done:
-                return Unanswered(f"no answer within {DEADLINE_SECONDS:g} s")
+                return Unanswered(_silence())
             return self._query_running.result()
         except BadReport as error:
             return Unanswered(str(error), invalid=True)
@@ -226,11 +226,16 @@ class PrometheusSource:
         return self._assembler.look(Fleet(fleet.members, self._routers), reports, whole, self._scraped_at)
 
 
+def _silence() -> str:
+    # The usual cause: packets to a port that a NetworkPolicy does not name are dropped without a word.
+    return f"no answer within {DEADLINE_SECONDS:g} s; is its port in the chart's networkPolicy.extraEgress?"
+
+
 def _why(error: Exception) -> str:
     """requests puts the query's whole URL before the cause."""
     text = str(error)
     if "timed out" in text:
-        return f"no answer within {DEADLINE_SECONDS:g} s"
+        return _silence()
     return f"{type(error).__name__}: {text.rpartition('Caused by')[2].strip()[:160]}"
 
 
