@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import time
@@ -87,29 +88,38 @@ def _other_split(load: PoolLoad) -> str | None:
 
 async def _switch_seconds(pool: Pool, switch: Switch, load: PoolLoad, target: str) -> float:
     """From asking until the router sends by the new roles; the old split is restored, and counts as the second try."""
-    taken = []
-    for split in (target, f"{len(load.ready('prefill'))}:{len(load.ready('decode'))}"):
-        wanted = tuple(int(part) for part in split.split(":"))
-        begin = time.monotonic()
-        await switch(split)
-        while True:
-            seen = await pool.load()
-            if (len(seen.ready("prefill")), len(seen.ready("decode"))) == wanted:
-                break
-            if time.monotonic() - begin > SWITCH_SECONDS:
-                raise CalibrationError(f"the router still does not see {split} after {SWITCH_SECONDS:g} s")
-            await asyncio.sleep(_POLL_SECONDS)
-        taken.append(time.monotonic() - begin)
-    return max(taken)
+    before = f"{len(load.ready('prefill'))}:{len(load.ready('decode'))}"
+    try:
+        return max([await _switched(pool, switch, split) for split in (target, before)])
+    except BaseException:
+        # Given up, or interrupted: the pool is left as it was found. The first error is the one to tell.
+        with contextlib.suppress(Exception):
+            await switch(before)
+        raise
+
+
+async def _switched(pool: Pool, switch: Switch, split: str) -> float:
+    """Seconds."""
+    wanted = tuple(int(part) for part in split.split(":"))
+    begin = time.monotonic()
+    await switch(split)
+    while True:
+        seen = await pool.load()
+        if (len(seen.ready("prefill")), len(seen.ready("decode"))) == wanted:
+            return time.monotonic() - begin
+        if time.monotonic() - begin > SWITCH_SECONDS:
+            raise CalibrationError(f"the router still does not see {split} after {SWITCH_SECONDS:g} s")
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 def _write(path: Path, raw: bytes) -> None:
     """Whole or not at all."""
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(raw)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as work:
+            made = Path(work) / path.name
+            made.write_bytes(raw)
+            made.chmod(0o644)
+            made.replace(path)
     except OSError as error:
         raise CalibrationError(f"writing {path} failed: {error.strerror}; choose another --out") from None
 
