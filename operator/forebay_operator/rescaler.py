@@ -285,6 +285,7 @@ def read_checkpoint(law: Mapping[str, Any]) -> Checkpoint:
 
 
 def write_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Without nulls: the API server keeps none, and what comes back would never be what was written."""
     value: dict[str, Any] = _rounded(msgspec.to_builtins(checkpoint))
     return value
 
@@ -294,7 +295,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 3)
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _rounded(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
         return [_rounded(item) for item in value]
     return value

@@ -137,9 +137,12 @@ async def test_a_shift_moves_roles_and_status_explains_it(world: World) -> None:
 
 async def test_at_rest_nothing_is_written(world: World) -> None:
     await world.live(150)
-    version = world.bench.api.last_version
+    version, writes = world.bench.api.last_version, len(world.bench.api.writes())
     await world.live(150)
+    for _ in range(5):
+        await world.bench.once()
     assert world.bench.api.last_version == version
+    assert len(world.bench.api.writes()) == writes, "nor is anything sent that changes nothing"
     assert b'forebay_decisions_total{model="assistant",namespace="llm",reason="Balanced"}' in world.bench.metrics.text()
 
 
