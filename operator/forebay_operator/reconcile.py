@@ -159,13 +159,15 @@ class Reconciler:
         if word is not None and word.move is not None:
             # The record first here too: a restart after the first label must not take it for a mistake.
             targets: dict[Pool, int] = {"prefill": word.move.prefill, "decode": word.move.decode}
-            await self._write_status(replace(turn, targets=targets), now, word)
+            if not await self._write_status(replace(turn, targets=targets), now, word):
+                return PROBLEM_SECONDS
             await self._tell_rescale(raw, turn.targets, word)
             return 0.0
         recorded = turn.status.get("operation")
         if (None if turn.plan.operation is None else turn.plan.operation.to_status()) != recorded:
             # The record first: a restart after the next write must find out what was under way.
-            await self._write_status(turn, now, word)
+            if not await self._write_status(turn, now, word):
+                return PROBLEM_SECONDS
             await self._tell_operation(raw, Operation.from_status(recorded), turn.plan.operation)
             return 0.0
         problems = self._problems[key] = await self._act(turn)
@@ -229,7 +231,8 @@ class Reconciler:
 
     # Status
 
-    async def _write_status(self, turn: Turn, now: datetime, word: Word | None) -> None:
+    async def _write_status(self, turn: Turn, now: datetime, word: Word | None) -> bool:
+        """False when it could not be brought to say what it should."""
         seen = turn.gathered.observation
         observation = replace(
             seen,
@@ -261,7 +264,7 @@ class Reconciler:
             status["operation"] = turn.plan.operation.to_status()
         for pool in POOLS:
             self._metrics.workers(turn.key, pool, turn.targets[pool], len(observation.in_role(pool)))
-        await self._put_status(turn.raw, status)
+        return await self._put_status(turn.raw, status)
 
     async def _refuse(self, raw: Object, gathered: Gathered, problem: Problem, now: datetime) -> None:
         """The spec can't be read: say so, change nothing. What runs goes on, and so does what was under way."""
@@ -282,13 +285,16 @@ class Reconciler:
                 status[kept] = previous[kept]
         await self._put_status(raw, status)
 
-    async def _put_status(self, raw: Object, status: dict[str, Any]) -> None:
-        """Write it when it says something new. Nothing in it moves by itself, so that this comes to rest."""
+    async def _put_status(self, raw: Object, status: dict[str, Any]) -> bool:
+        """Write it when it says something new. Nothing in it moves by itself, so that this comes to rest.
+
+        False when the server leaves it as it is: a field that is to go is another field manager's too.
+        """
         previous = raw.get("status") or {}
         # Conditions of other managers are theirs: they stay where they are, and are no difference.
         ours = [c for c in previous.get("conditions") or [] if c["type"] in set(Type)]
         if status == {**previous, "conditions": ours}:
-            return
+            return True
         meta = raw["metadata"]
         body: Object = {
             "apiVersion": raw["apiVersion"],
@@ -305,14 +311,17 @@ class Reconciler:
         try:
             after = await self._kube.apply(MODELS, body, force=True, subresource="status")
         except NotFound:
-            return
+            return True
         version = after["metadata"]["resourceVersion"]
         if version == meta["resourceVersion"]:
-            # Nothing has changed (others own what was left out), and no watch will say so.
-            return
+            # No watch will report it either.
+            name, fields = f"{meta['namespace']}/{meta['name']}", sorted(previous.keys() - status.keys())
+            log.warning("%s: status can't be changed: who else owns %s in metadata.managedFields?", name, fields)
+            return False
         self._wrote((meta["namespace"], meta["name"]), version)
         for event in condition_events(previous, status):
             await self._recorder.record(raw, event)
+        return True
 
     async def _tell_rescale(self, raw: Object, before: Mapping[Pool, int], word: Word) -> None:
         move, decision = word.move, word.decision or {}

@@ -81,6 +81,27 @@ async def test_a_status_that_the_server_leaves_as_it_is_is_awaited_from_no_watch
     assert len(wrote) == 1, "one that it does change is"
 
 
+async def test_an_operation_that_cannot_be_recorded_is_not_tried_without_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(model(1, 3))
+    await bench.rest()
+    bench.put(model(1, 2))
+    theirs = copy.deepcopy(bench.api.find("disaggregatedmodels", "assistant"))
+
+    async def unmoved(*_: Any, **__: Any) -> Object | None:
+        return theirs
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.reconciler._kube, "apply", unmoved)
+        wait = await bench.once()
+        assert wait is not None
+        assert wait >= 10.0
+    assert not [p for p in bench.cluster.workers() if labels.DRAINING in p["metadata"]["labels"]], "the record first"
+    await bench.rest()
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 2}
+
+
 async def test_children_of_a_deleted_model_go_and_nothing_is_remembered(bench: Bench) -> None:
     bench.put(model())
     await bench.rest()
