@@ -25,11 +25,14 @@ from forebay_operator.kube import KubeClient, Object
 from forebay_operator.leader import LeaderElector
 from forebay_operator.main import Operator
 from forebay_operator.metrics import OperatorMetrics
+from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.gather import Nodes
 from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
+from forebay_operator.pilot import Pilot
 from forebay_operator.preview.changes import Action
 from forebay_operator.preview.forecast import Fate
 from forebay_operator.preview.preview import Preview, preview
+from forebay_operator.rescaler import write_checkpoint
 from forebay_operator.settings import Settings
 from forebay_operator.status.build import build_status
 from forebay_wire.load import LoadReport
@@ -292,6 +295,26 @@ async def _at_rest(site: Site) -> None:
 
 async def _equals(value: Callable[[], Any], expected: object) -> bool:
     return bool(await value() == expected)
+
+
+async def test_the_laws_checkpoint_comes_back_as_it_was_written(site: Site) -> None:
+    """Else each reconcile would find a difference and write it again."""
+    made = await site.kube.apply(k.MODELS, _bare(site), force=True)
+    pilot = Pilot(now=1.0)
+    law = write_checkpoint(pilot.checkpoint(Capacity([5000.0]), windows=False))
+    said = {"observedGeneration": 1, "memory": {"law": law}}
+    status = {**_bare(site), "status": said}
+    del status["spec"]
+    after = await site.kube.apply(k.MODELS, status, force=True, subresource="status")
+    assert after["status"] == said
+    again = await site.kube.apply(k.MODELS, status, force=True, subresource="status")
+    assert again["metadata"]["resourceVersion"] == after["metadata"]["resourceVersion"]
+    assert made["metadata"]["uid"] == after["metadata"]["uid"]
+
+
+def _bare(site: Site) -> Object:
+    held = simulated_model(1, 1)
+    return {**held, "metadata": {"name": "checkpointed", "namespace": site.namespace}}
 
 
 async def test_a_model_has_the_status_default_before_the_operator_sees_it(site: Site) -> None:
