@@ -285,7 +285,7 @@ def read_checkpoint(law: Mapping[str, Any]) -> Checkpoint:
 
 
 def write_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Without nulls: the API server keeps none, and what comes back would never be what was written."""
+    """Without nulls: they say nothing, and merge patches (and some imitations of the API server) drop them."""
     value: dict[str, Any] = _rounded(msgspec.to_builtins(checkpoint))
     return value
 
