@@ -123,19 +123,17 @@ def _seal(made: bytes) -> bytes:
 
 
 def _compiler() -> list[str]:
-    """$CC, else the first of cc, gcc and clang."""
+    """$CC, else cc or gcc. The sources use GCC's vector extensions (`__builtin_shuffle`), which clang lacks."""
     try:
         own = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
         raise KernelsUnavailable(f"CC is {os.environ['CC']!r}, which is no command: {error}") from error
     if own:
         return own
-    for name in ("cc", "gcc", "clang"):
+    for name in ("cc", "gcc"):
         if path := shutil.which(name):
             return [path]
-    raise KernelsUnavailable(
-        "no C compiler (cc, gcc or clang) on PATH; install one, for example Debian's gcc and libc6-dev"
-    )
+    raise KernelsUnavailable("no GCC (cc or gcc) on PATH; install it, for example Debian's gcc and libc6-dev")
 
 
 def _version_of(compiler: Sequence[str]) -> str:
