@@ -8,7 +8,6 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,18 +17,19 @@ from forebay_engine.core.handle import CoreDied, CoreInfo
 from forebay_engine.server import legs, plan, schema
 from forebay_engine.server.generation import Generation
 from forebay_engine.server.http import ID, STATE, json_response, read_body, read_message, router_of, write
-from forebay_engine.server.metrics import METRICS
+from forebay_engine.server.job import Job
+from forebay_engine.server.outcome import Outcome
 from forebay_engine.server.plan import Plan
 from forebay_engine.server.reply import Reply, StreamEvent
 from forebay_engine.server.shapes import Shapes, json_logprobs
 from forebay_engine.server.state import WorkerState
 from forebay_engine.text.template import TemplateRefused
-from forebay_engine.types import EngineRequest, HoldInfo, PullSource, TokenEvent
+from forebay_engine.types import HoldInfo, TokenEvent
 from forebay_wire import headers, paths, stream
 from forebay_wire.errors import ApiError
 from forebay_wire.messages import ContinueRequest
 from forebay_wire.prefix import NOTHING, Beginnings, beginnings
-from forebay_wire.transfer import FirstToken, StreamState, TokenLogprob
+from forebay_wire.transfer import FirstToken, StreamState
 
 log = logging.getLogger(__name__)
 
@@ -44,64 +44,6 @@ _STREAM_HEADERS = {
     hdrs.CACHE_CONTROL: "no-cache",
     "x-accel-buffering": "no",
 }
-
-
-@dataclass
-class Job:
-    """One validated request and the role it is run in."""
-
-    role: str
-    """plain | prefill | decode | continue."""
-
-    plan: Plan
-    leg_id: str
-    """Leases and reservations go by it."""
-
-    created: int
-    info: CoreInfo
-    began: float
-    """Monotonic."""
-
-    comments: bool
-    """Token ids go before the chunks (wire/stream.py)."""
-
-    secret: bytes = b""
-    pull: PullSource | None = None
-    output_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-    delivered: bool = False
-    """The client's chunks cover `output_ids` already."""
-
-    cached_tokens: int | None = None
-    beginnings: Beginnings = NOTHING
-    """Of the prompt."""
-
-    step_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    """What the router asks for; 0: nothing."""
-
-    def requests(self, state: WorkerState) -> list[EngineRequest]:
-        wait = self.wait_seconds if self.role in ("plain", "prefill") else 0.0
-        return [
-            msgspec.structs.replace(request, step_seconds=self.step_seconds, wait_seconds=wait)
-            for request in self._requests(state)
-        ]
-
-    def _requests(self, state: WorkerState) -> list[EngineRequest]:
-        if self.role in ("prefill", "decode"):
-            # The lease and the reservation go by this very id.
-            return [
-                msgspec.structs.replace(
-                    self.plan.engine_request(0, self.leg_id),
-                    hold=self.role == "prefill",
-                    pull=self.pull,
-                    output_ids=list(self.output_ids),
-                )
-            ]
-        requests = [self.plan.engine_request(i, state.fresh_id(self.leg_id)) for i in range(self.plan.choices)]
-        if self.output_ids:
-            requests[0].output_ids = list(self.output_ids)
-        return requests
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
@@ -263,7 +205,7 @@ async def _run(request: web.Request, job: Job) -> web.StreamResponse:
     _read_limits(request, job)
     shapes = Shapes(job.plan, request[ID], job.created, state.tokenizer)
     reply = Reply(job.plan, shapes, state.tokenizer, cached_tokens=job.cached_tokens)
-    outcome = _Outcome(request, job, reply)
+    outcome = Outcome(request, job, reply)
     with outcome:
         pending = reply.replay(job.output_ids, job.logprobs, delivered=job.delivered)
         if job.plan.stream:
@@ -276,7 +218,7 @@ async def _run(request: web.Request, job: Job) -> web.StreamResponse:
         return json_response(reply.body())
 
 
-def _feed(reply: Reply, generation: Generation, index: int, event: TokenEvent, outcome: _Outcome) -> list[StreamEvent]:
+def _feed(reply: Reply, generation: Generation, index: int, event: TokenEvent, outcome: Outcome) -> list[StreamEvent]:
     if event.finish_reason == "abort":
         raise ApiError(500, "the engine aborted the request", code="aborted")
     outcome.token()
@@ -292,7 +234,7 @@ def _check_ended(reply: Reply) -> None:
 
 
 async def _stream(
-    request: web.Request, job: Job, reply: Reply, pending: list[StreamEvent], outcome: _Outcome
+    request: web.Request, job: Job, reply: Reply, pending: list[StreamEvent], outcome: Outcome
 ) -> web.StreamResponse:
     """Nothing is written before the core's first event, so that a refusal still has its HTTP status."""
     response = web.StreamResponse(headers=_STREAM_HEADERS)
@@ -350,7 +292,7 @@ async def _prefill(request: web.Request, job: Job) -> web.StreamResponse:
     _read_limits(request, job)
     shapes = Shapes(job.plan, request[ID], job.created, state.tokenizer)
     body_reply = Reply(job.plan, shapes, state.tokenizer, stream=False)
-    with _Outcome(request, job, body_reply) as outcome:
+    with Outcome(request, job, body_reply) as outcome:
         events: list[TokenEvent] = []
         async with asyncio.timeout(REQUEST_SECONDS), Generation(state.core, job.requests(state)) as generation:
             async for index, event in generation:
@@ -406,47 +348,3 @@ def _prefill_body(
         job.plan, handoff, job.info, host=state.settings.advertise_host, port=state.port, secret=job.secret
     )
     return body_reply.body(params)
-
-
-class _Outcome:
-    """Measures a request while it runs, and says in one log line how it went: never what was asked or answered."""
-
-    def __init__(self, request: web.Request, job: Job, reply: Reply) -> None:
-        self._state = request.app[STATE]
-        self._metrics = request.app[METRICS]
-        self._job = job
-        self._reply = reply
-        self._first: float | None = None
-        self.code = 200
-
-    def token(self) -> None:
-        if self._first is None:
-            self._first = self._state.monotonic()
-            self._metrics.first_token(self._job.role, self._first - self._job.began)
-            if self._job.plan.choices == 1:
-                self._state.prefixes.add(self._job.beginnings.entries(self._job.plan.prompt_tokens))
-
-    def __enter__(self) -> _Outcome:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ApiError):
-            self.code = error.status
-        elif isinstance(error, (asyncio.CancelledError, ConnectionError)):
-            self.code = 499  # the client left; nginx's number for it
-        elif error is not None:
-            self.code = 500
-        seconds = self._state.monotonic() - self._job.began
-        self._metrics.request(self._job.role, self.code, seconds)
-        first = f"{(self._first - self._job.began) * 1e3:.0f}" if self._first is not None else "-"
-        log.info(
-            "request id=%s role=%s code=%d prompt_tokens=%d cached_tokens=%d completion_tokens=%d first_ms=%s ms=%.0f",
-            self._job.leg_id,
-            self._job.role,
-            self.code,
-            self._job.plan.prompt_tokens,
-            self._reply.cached_tokens,
-            self._reply.completion_tokens,
-            first,
-            seconds * 1e3,
-        )
