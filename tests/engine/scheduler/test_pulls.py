@@ -244,9 +244,10 @@ class TestReservations:
         read = UnsettledRead()
         scheduler.release("a", unsettled=read)
         scheduler.reclaim()
-        assert scheduler.pool.free == 98
+        assert (scheduler.pool.free, scheduler.doubtful_blocks) == (98, 2)
         read.over = True
         scheduler.reclaim()
+        assert scheduler.doubtful_blocks == 0
         assert scheduler.pool.free == 100
 
     def test_a_request_without_a_pull_gives_its_reservation_back(self) -> None:

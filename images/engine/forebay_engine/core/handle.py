@@ -38,6 +38,9 @@ class CoreStats(msgspec.Struct, tag=True, frozen=True):
     free_blocks: int = 0
     total_blocks: int = 0
     held_blocks: int = 0
+    doubtful_blocks: int = 0
+    """Set aside: a read that was given up may still write to them (TransferError.unsettled)."""
+
     waiting_pulls: int = 0
     prefill_tokens: int = 0
     prefill_busy_seconds: float = 0.0

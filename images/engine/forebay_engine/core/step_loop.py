@@ -266,6 +266,7 @@ class StepLoop:
             free_blocks=self._pool.free,
             total_blocks=self._pool.num_blocks,
             held_blocks=self._leases.held_blocks,
+            doubtful_blocks=scheduler.doubtful_blocks,
             waiting_pulls=scheduler.waiting_pulls,
             prefill_tokens=self._prefill_tokens,
             prefill_busy_seconds=self._prefill_busy,

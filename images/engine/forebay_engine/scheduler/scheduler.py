@@ -221,6 +221,11 @@ class Scheduler:
                 self._doubtful.remove(doubt)
                 self.pool.free_blocks(blocks)
 
+    @property
+    def doubtful_blocks(self) -> int:
+        """Blocks set aside until their unsettled reads are over."""
+        return sum(len(blocks) for _, blocks in self._doubtful)
+
     # One step.
 
     @property

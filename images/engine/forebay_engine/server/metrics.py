@@ -30,6 +30,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[CoreStats], float]], ...] = (
     (names.ENGINE_QUEUED_PREFILL, "Prompt tokens not computed yet", lambda s: s.queued_prefill_tokens),
     (names.ENGINE_KV_BLOCKS, "KV blocks there are", lambda s: s.total_blocks),
     (names.ENGINE_HELD_BLOCKS, "KV blocks leased out, waiting to be pulled", lambda s: s.held_blocks),
+    (names.ENGINE_DOUBTFUL_BLOCKS, "KV blocks set aside: a read may still land there", lambda s: s.doubtful_blocks),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[CoreStats], float]], ...] = (
     (names.ENGINE_PREFILL_TOKENS, "Prompt tokens computed", lambda s: s.prefill_tokens),
