@@ -101,6 +101,9 @@ async def watch(site: KubernetesSite) -> Watch:
     await site.until("four workers serve", lambda: site.at(1, 3), SETTLE_SECONDS)
     state = await site.traffic()
     if state is None:
+        # Ready routers are reached through the Service once kube-proxy has them too.
+        answer = await site.ask({"model": NAME, "prompt": "ready?", "max_tokens": 1}, patience=30)
+        assert answer["status"] == 200, f"the Service does not answer: {answer}"
         await site.start_traffic(streams=STREAMS)
         state = await site.traffic()
     return Watch(site, state)
