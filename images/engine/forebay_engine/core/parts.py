@@ -24,6 +24,7 @@ from forebay_engine.transfer.peers import PeerClient
 from forebay_engine.transfer.service import Identity, TransferService
 from forebay_wire import VERSION
 from forebay_wire.messages import Compatibility
+from forebay_wire.secret import read_token
 
 SIMULATED_MAX_MODEL_LEN = 8192
 
@@ -153,7 +154,7 @@ def _join(
         block_bytes=layout.block_bytes,
         num_blocks=executor.num_blocks,
     )
-    token = settings.token_file.read_text().strip() if settings.token_file is not None else None
+    token = read_token(settings.token_file).decode() if settings.token_file is not None else None
 
     def make_service(
         on_freed: Callable[[tuple[int, ...]], None], on_expired: Callable[[tuple[int, ...]], None]

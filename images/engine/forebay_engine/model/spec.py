@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forebay_engine.errors import ModelError
+from forebay_engine.json_file import read_object
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -55,7 +55,7 @@ class ModelSpec:
 def read_spec(folder: Path) -> ModelSpec:
     """Read a model folder's configuration. Raises ModelError naming the file, the field and what is supported."""
     config_file = folder / "config.json"
-    config = _Fields(config_file, _read_json(config_file))
+    config = _Fields(config_file, read_object(config_file))
     architecture = _architecture(config)
     qwen = architecture != "LlamaForCausalLM"
     _refuse_what_is_not_implemented(config)
@@ -179,7 +179,7 @@ def _eos_ids(folder: Path, config: _Fields, vocab_size: int) -> tuple[int, ...]:
     generation = folder / "generation_config.json"
     file, value = config.file, config.raw.get("eos_token_id")
     if generation.exists():
-        named = _read_json(generation).get("eos_token_id")
+        named = read_object(generation).get("eos_token_id")
         if named is not None:
             file, value = generation, named
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -187,15 +187,3 @@ def _eos_ids(folder: Path, config: _Fields, vocab_size: int) -> tuple[int, ...]:
         if isinstance(id_, bool) or not isinstance(id_, int) or not 0 <= id_ < vocab_size:
             raise ModelError(f"{file}: eos_token_id {id_!r} is no id below vocab_size {vocab_size}")
     return tuple(ids)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{file} is missing: is {file.parent} a model folder in Hugging Face layout?") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"reading {file} failed: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} holds no JSON object")
-    return value

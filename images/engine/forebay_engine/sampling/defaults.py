@@ -6,13 +6,13 @@ answers sends temperature 0.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from forebay_engine.errors import ModelError
+from forebay_engine.json_file import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,7 @@ def read_defaults(folder: Path) -> SamplingDefaults:
     file = folder / "generation_config.json"
     if not file.exists():
         return SamplingDefaults()
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"reading {file} failed: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{file} holds no JSON object")
+    found = read_object(file)
     named = {name: _value(file, name, found[name]) for name in _RANGES if found.get(name) is not None}
     if "top_k" in named:
         named["top_k"] = max(int(named["top_k"]), 0)
