@@ -6,32 +6,43 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e.cluster import archive, processes
 from e2e.cluster.shell import CommandFailed, run
 
+from support.local_mode import until
+
 SLEEPER = "import sys, time; print('up', flush=True); time.sleep(60)"
 
 
-def test_a_process_is_known_by_its_file_until_it_ends(tmp_path: Path) -> None:
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[int]:
+    """A started process that has reached its own code: just after exec it has little memory of its own."""
     pid = processes.start("sleeper", sys.executable, "-c", SLEEPER, pids=tmp_path, logs=tmp_path)
+    try:
+        until("the sleeper's first line", lambda: "up" in (tmp_path / "sleeper.log").read_text())
+        yield pid
+    finally:
+        processes.kill(tmp_path / "sleeper")
+
+
+def test_a_process_is_known_by_its_file_until_it_ends(tmp_path: Path, sleeper: int) -> None:
     file = tmp_path / "sleeper"
-    assert processes.pid_of(file) == pid
-    assert processes.resident(pid) > 1000
+    assert processes.pid_of(file) == sleeper
+    assert processes.resident(sleeper) > 1000
     processes.kill(file)
     assert processes.pid_of(file) is None
     processes.kill(file)
 
 
-def test_a_later_process_of_the_same_number_is_another(tmp_path: Path) -> None:
-    pid = processes.start("sleeper", sys.executable, "-c", SLEEPER, pids=tmp_path, logs=tmp_path)
-    (tmp_path / "older").write_text(f"{pid} 1")
+def test_a_later_process_of_the_same_number_is_another(tmp_path: Path, sleeper: int) -> None:
+    (tmp_path / "older").write_text(f"{sleeper} 1")
     assert processes.pid_of(tmp_path / "older") is None
     processes.kill(tmp_path / "older")
-    assert processes.pid_of(tmp_path / "sleeper") == pid
-    processes.kill(tmp_path / "sleeper")
+    assert processes.pid_of(tmp_path / "sleeper") == sleeper
 
 
 def test_what_no_file_tells_of_is_found_by_its_arguments(tmp_path: Path) -> None:
