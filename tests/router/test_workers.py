@@ -189,3 +189,26 @@ async def test_the_view_changes() -> None:
 def test_url(host: str, url: str) -> None:
     endpoint = Endpoint("a", host, 9, "prefill", None)
     assert Worker(endpoint, suspect_after=1, wedged_after=1, now=0).url == url
+
+
+async def test_a_role_s_first_worker_is_to_come_for_a_while() -> None:
+    now = 0.0
+    workers = Workers(
+        lambda worker: asyncio.create_task(asyncio.sleep(0)), lambda: now, suspect_after=2, wedged_after=9
+    )
+    workers.apply([Endpoint("p0", "127.0.0.1", 1, "prefill", "prefill"), Endpoint("d0", "127.0.0.1", 2, "d", "decode")])
+    assert not workers.to_come("prefill", 5), "nobody is ready: whoever comes first starts the time"
+    now = 100.0
+    workers["d0"].on_report(report(1), now, from_stream=True)
+    workers["p0"].on_report(report(1, ready=False), now, from_stream=True)
+    assert workers.to_come("prefill", 5)
+    assert not workers.to_come("decode", 5)
+    now = 105.0
+    assert not workers.to_come("prefill", 5)
+    now = 101.0
+    workers["p0"].on_report(report(2), now, from_stream=True)
+    workers["p0"].on_report(report(3, ready=False), now, from_stream=True)
+    assert not workers.to_come("prefill", 5), "it was there"
+    workers.apply([Endpoint("d0", "127.0.0.1", 2, "d", "decode")])
+    assert not workers.to_come("prefill", 5), "none is listed"
+    await workers.close()

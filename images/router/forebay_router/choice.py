@@ -101,9 +101,10 @@ def prefill_seconds(candidate: Candidate, prompt_tokens: int, velocity: float) -
     return (candidate.queued_tokens + candidate.uncached(prompt_tokens)) / (candidate.velocity or velocity)
 
 
-def _velocity(candidates: Sequence[Candidate]) -> float:
+def known_velocity(candidates: Iterable[Candidate]) -> float | None:
+    """The median of those that have measured one, tokens a second; it stands in for those that have not."""
     known = [c.velocity for c in candidates if c.velocity > 0]
-    return statistics.median(known) if known else 1.0
+    return statistics.median(known) if known else None
 
 
 def pick_prefill(
@@ -117,7 +118,7 @@ def pick_prefill(
     usable = _usable(candidates, excluded)
     if not usable:
         return None
-    velocity = _velocity(usable)
+    velocity = known_velocity(usable) or 1.0
     score = {c.name: prefill_seconds(c, prompt_tokens, velocity) for c in usable}
     best = min(score.values())
     limit = best + max(TIE_SECONDS, TIE_SHARE * best)

@@ -105,7 +105,7 @@ def place(
     pair = choice.pick_pair(candidates, prompt_tokens, turn, excluded)
     if isinstance(pair, NoPair):
         return pair
-    velocity = known_velocity(candidates)
+    velocity = choice.known_velocity(candidates)
     if velocity is None:
         return Split(pair, None)
     computed = choice.prefill_seconds(pair.prefill, prompt_tokens, velocity)
@@ -122,12 +122,6 @@ def place(
     if seconds > policy.latest_seconds and not idle:
         return Refused(seconds, seconds - policy.latest_seconds)
     return Split(pair, seconds)
-
-
-def known_velocity(candidates: Iterable[Candidate]) -> float | None:
-    """The median of those that have measured one, tokens a second; it stands in for those that have not."""
-    known = sorted(c.velocity for c in candidates if c.velocity > 0)
-    return known[len(known) // 2] if known else None
 
 
 def mixed_velocity(candidate: Candidate, policy: Policy, velocity: float) -> float:

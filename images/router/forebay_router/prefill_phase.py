@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from forebay_router.phases import Parts
 from forebay_router.upstream import Reply, WorkerFailed
 from forebay_router.workers import Worker
 from forebay_wire.errors import ApiError
+
+START_PERIOD_SECONDS = 0.05
 
 
 class Outcome(enum.Enum):
@@ -37,6 +40,9 @@ class PrefillPhase:
         while True:
             placed = self._place()
             if isinstance(placed, NoPair):
+                if self._pair_to_come(placed):
+                    await asyncio.sleep(START_PERIOD_SECONDS)
+                    continue
                 return await self._without_pair(placed.kind)
             if isinstance(placed, gear.Refused):
                 await self._refuse(placed)
@@ -86,6 +92,11 @@ class PrefillPhase:
             turn=parts.turn,
             excluded=parts.course.tried,
         )
+
+    def _pair_to_come(self, no: NoPair) -> bool:
+        role = {"no_prefill": "prefill", "no_decode": "decode"}.get(no.kind)
+        ctx = self._parts.ctx
+        return role is not None and ctx.workers.to_come(role, ctx.settings.start_grace)
 
     async def _refuse(self, refused: gear.Refused) -> None:
         """R6: no prefill was spent."""

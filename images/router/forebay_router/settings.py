@@ -39,6 +39,10 @@ class RouterSettings:
     both_phases: bool = True
     """R5: with one pool gone, the other serves both phases; False refuses with 503."""
 
+    start_grace: float = 5.0
+    """Seconds from the first ready worker of all in which requests wait for the first one of the other role, before R5
+    applies. Workers that start together are seconds apart."""
+
     api_keys: tuple[bytes, ...] = ()
     """Clients' keys; empty: no key is asked for."""
 

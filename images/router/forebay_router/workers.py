@@ -68,6 +68,9 @@ class Worker:
         self._ready_at = now
         """Of the last report that said ready."""
 
+        self.first_ready_at: float | None = None
+        """None: it was never ready since this router knows it."""
+
         self._tickets: deque[Ticket] = deque()
         self._prefixes = PrefixCache()
 
@@ -97,6 +100,8 @@ class Worker:
         self.heard_at = now
         if report.ready:
             self._ready_at = now
+            if self.first_ready_at is None:
+                self.first_ready_at = now
         if from_stream:
             self._streaming = True
             self._failed = False
@@ -274,6 +279,16 @@ class Workers:
         """All workers as of now. `prefix_keys`: of the prompt to place, shortest first."""
         now = self._clock()
         return [worker.candidate(now, prefix_keys) for worker in self._workers.values()]
+
+    def to_come(self, role: str, within: float) -> bool:
+        """Whether a role's first worker may be about to be ready: none of those listed ever was, and it is less than
+        `within` seconds ago that the first worker of all was. Workers that start together are ready at different times.
+        """
+        those = [worker.first_ready_at for worker in self._workers.values() if worker.role == role]
+        if not those or any(ready_at is not None for ready_at in those):
+            return False
+        others = [worker.first_ready_at for worker in self._workers.values() if worker.first_ready_at is not None]
+        return bool(others) and self._clock() < min(others) + within
 
     async def close(self) -> None:
         streams = list(self._streams.values())
