@@ -36,8 +36,13 @@ format: install
 generate: install
 	$(PY) charts/chart_tools.py
 
+# How often each disruption is repeated on the cluster, and which (pytest's -k): SOAK_REPEATS=3 SOAK_CASES="drain or router".
+SOAK_REPEATS ?= 20
+SOAK_CASES ?=
+
 soak: install
 	$(PY) -m pytest tests -v -m soak --durations=15
+	FOREBAY_SOAK_REPEATS=$(SOAK_REPEATS) $(PY) -m e2e -m soak $(if $(SOAK_CASES),-k "$(SOAK_CASES)")
 
 # docs/benches.md: what each measures, and how long. BENCHES="transfer idle" runs some.
 BENCHES ?= transfer engine interference idle prefix switch shift observe rescale operator

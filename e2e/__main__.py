@@ -1,9 +1,10 @@
 """`make e2e`: says what it will do on this machine and what it leaves out, then runs the suite.
 
     python -m e2e [pytest's arguments]
+    python -m e2e -m soak          every disruption again and again, FOREBAY_SOAK_REPEATS (20) times each
 
 On the first cluster that can be had: that of FOREBAY_E2E_KUBECONFIG, kind where Docker runs, two nodes built here.
-Where none can, pods run as processes. FOREBAY_E2E_KEEP=1 leaves the cluster up.
+Where none can, pods run as processes; repeats are left out. FOREBAY_E2E_KEEP=1 leaves the cluster up.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 from e2e.cluster.binaries import CONTROL_PLANE, Unbuildable, bin_dir, build, missing
@@ -22,6 +24,8 @@ from e2e.cluster.shell import CommandFailed
 from e2e.cluster.two_nodes import NotUp
 
 SUITE_SECONDS = 1200
+SOAK_SECONDS = 6 * 3600
+SOAK = "soak"
 KEEP_VARIABLE = "FOREBAY_E2E_KEEP"
 
 
@@ -67,7 +71,16 @@ def _on_some_cluster() -> int:
                 _tell(f"{KEEP_VARIABLE} is set: left up, export KUBECONFIG={cluster.kubeconfig}")
             else:
                 _stop(provider)
+    if _marks() == SOAK:
+        _tell("Left out, the repeats: none of these clusters can be had here. See above for what each lacks.")
+        return 0
     return _on_processes()
+
+
+def _marks() -> str | None:
+    """pytest's -m among the arguments."""
+    words = sys.argv[1:]
+    return next((value for word, value in pairwise(words) if word == "-m"), None)
 
 
 def _on_processes() -> int:
@@ -85,11 +98,15 @@ def _suite(folder: str, variables: dict[str, str]) -> int:
     named = [word for word in sys.argv[1:] if word.startswith("e2e/")]
     command = [sys.executable, "-m", "pytest", *(named or [folder]), "-s", "--durations=0"]
     command += [word for word in sys.argv[1:] if word not in named]
+    marks = _marks()
+    if marks is None:
+        command += ["-m", f"not {SOAK}"]
+    seconds = SOAK_SECONDS if marks == SOAK else SUITE_SECONDS
     process = subprocess.Popen(command, env={**os.environ, **variables})
     try:
-        return process.wait(SUITE_SECONDS)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        _tell(f"The suite took over {SUITE_SECONDS} s and is ended.")
+        _tell(f"The suite took over {seconds} s and is ended.")
         return 1
     finally:
         # Gently first: fixtures have processes of their own.

@@ -15,11 +15,18 @@ RETRY_SECONDS = 0.1
 REFUSED_SECONDS = 15.0
 """For how long a refused connection is tried again: no request was sent, so that none is lost."""
 
+MOST_OPEN = 2.0
+"""Times `streams`. While so many are open, none is begun: a machine that is slow for a while must not drown."""
+
+SHOWN = 20
+"""Harmed streams of a report that are told in words."""
+
 
 @dataclass
 class Traffic:
-    """`streams` at once, each begun anew when it ends, with answers that are known beforehand.
+    """Streams begun at a steady rate, whatever becomes of those before (open loop), with answers known beforehand.
 
+    The rate is the one at which about `streams` are open at once while nothing disturbs them.
     A simulated worker's next token is a hash of the tags read from its KV blocks, so that lost, stale or foreign KV
     changes the text. An answer is right when it is, to the letter, what one undisturbed worker said.
     """
@@ -29,22 +36,33 @@ class Traffic:
     streams: int = 20
     tokens: int = 60
     kinds: int = 8
-    wrong: list[str] = field(default_factory=list)
-    """Streams that ended in another way than right: truncated, refused, another text."""
+    lost: list[str] = field(default_factory=list)
+    """Streams that were refused, ended early or with an error, in words."""
 
-    broken: list[float] = field(default_factory=list)
-    """For how long each stream had run whose connection broke. A caller that kills routers tells these from `wrong`."""
+    wrong: list[str] = field(default_factory=list)
+    """Streams that ended whole, with another text."""
+
+    cut: int = 0
+    """Streams whose connection broke. A caller that kills routers tells these from `lost`."""
 
     refused: int = 0
     """Connections that were refused and then tried again."""
 
+    late: int = 0
+    """Streams begun late, since `MOST_OPEN` were open."""
+
     count: int = 0
-    """Streams that ended, right or wrong."""
+    """Streams that ended, well or not."""
 
     opened: int = 0
     _expected: dict[int, str] = field(default_factory=dict)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _stop: bool = False
+    _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    """By the stream's number."""
+
+    _interval: float = 0.1
+    """Seconds from one stream's start to the next."""
+
+    _starting: asyncio.Task[None] | None = None
 
     def _body(self, kind: int) -> dict[str, Any]:
         return {
@@ -58,41 +76,54 @@ class Traffic:
         }
 
     async def learn(self, session: aiohttp.ClientSession) -> None:
-        """What each answer is, from requests that nothing disturbs."""
-        answers = await asyncio.gather(*(complete(session, self.url, self._body(kind)) for kind in range(self.kinds)))
-        for kind, answer in enumerate(answers):
-            if not self._good(answer):
-                raise AssertionError(f"without any disturbance: {answer.status} {answer.error} {answer.finish_reason}")
-            self._expected[kind] = answer.text
+        """What each answer is and how long one takes, from `streams` requests at once that nothing disturbs."""
+        kinds = [number % self.kinds for number in range(max(self.streams, self.kinds))]
+        began = time.monotonic()
+        answers = await asyncio.gather(*(complete(session, self.url, self._body(kind)) for kind in kinds))
+        self._interval = (time.monotonic() - began) / self.streams
+        for kind, answer in zip(kinds, answers, strict=True):
+            if not self._whole(answer) or self._expected.setdefault(kind, answer.text) != answer.text:
+                raise AssertionError(f"without any disturbance: {self._told(kind, answer, 0.0)}")
 
     @staticmethod
-    def _good(answer: Answer) -> bool:
+    def _whole(answer: Answer) -> bool:
         return answer.status == 200 and answer.error is None and answer.done and answer.finish_reason == "length"
 
     async def start(self, session: aiohttp.ClientSession) -> None:
-        self._tasks = [asyncio.create_task(self._one(session, index)) for index in range(self.streams)]
+        self._starting = asyncio.create_task(self._begin(session))
 
-    async def _one(self, session: aiohttp.ClientSession, index: int) -> None:
-        turn = index
-        while not self._stop:
-            kind = turn % self.kinds
-            turn += 1
-            started = time.monotonic()
-            self.opened += 1
-            try:
-                answer = await self._complete(session, kind)
-            except aiohttp.ClientConnectorError as error:
-                self.wrong.append(f"stream {index}: no connection for {REFUSED_SECONDS:g} s: {error}")
-                continue
-            except (aiohttp.ClientError, OSError) as error:
-                if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | ConnectionError):
-                    self.broken.append(time.monotonic() - started)
-                else:
-                    self.wrong.append(f"stream {index}: {type(error).__name__}: {error}")
-                continue
+    async def _begin(self, session: aiohttp.ClientSession) -> None:
+        due = time.monotonic()
+        while True:
+            if len(self._open) < MOST_OPEN * self.streams:
+                number = self.opened
+                self.opened += 1
+                self._open[number] = asyncio.create_task(self._one(session, number))
+            else:
+                self.late += 1
+            due = max(due + self._interval, time.monotonic() - self._interval)
+            await asyncio.sleep(due - time.monotonic())
+
+    async def _one(self, session: aiohttp.ClientSession, number: int) -> None:
+        started = time.monotonic()
+        try:
+            answer = await self._complete(session, number % self.kinds)
+        except aiohttp.ClientConnectorError as error:
+            self.lost.append(f"stream {number}: no connection for {REFUSED_SECONDS:g} s: {error}")
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError):
+            self.cut += 1
+        except Exception as error:
+            # Whatever it was, the stream is not what it should be.
+            self.lost.append(f"stream {number}: {type(error).__name__}: {error}")
+        else:
+            kind = number % self.kinds
+            if not self._whole(answer):
+                self.lost.append(f"stream {number} {self._told(kind, answer, time.monotonic() - started)}")
+            elif answer.text != self._expected[kind]:
+                self.wrong.append(f"stream {number} {self._told(kind, answer, time.monotonic() - started)}")
+        finally:
             self.count += 1
-            if not self._good(answer) or answer.text != self._expected[kind]:
-                self.wrong.append(self._told(index, answer, self._expected[kind], time.monotonic() - started))
+            del self._open[number]
 
     async def _complete(self, session: aiohttp.ClientSession, kind: int) -> Answer:
         deadline = time.monotonic() + REFUSED_SECONDS
@@ -105,27 +136,34 @@ class Traffic:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 
-    @staticmethod
-    def _told(index: int, answer: Answer, expected: str, seconds: float) -> str:
+    def _told(self, kind: int, answer: Answer, seconds: float) -> str:
+        expected = self._expected.get(kind, "")
         used = [answer.headers.get(f"x-forebay-{leg}") for leg in ("prefill", "decode")]
         pairs = enumerate(zip(answer.text, expected, strict=False))
         differs = next((at for at, (one, other) in pairs if one != other), None)
         return (
-            f"stream {index} on {used} after {seconds:.1f} s: status {answer.status}, error {answer.error}, "
-            f"done {answer.done}, {len(answer.text)} of {len(expected)} characters, differs at {differs}"
+            f"on {used} after {seconds:.1f} s: status {answer.status}, error {answer.error}, done {answer.done}, "
+            f"finish {answer.finish_reason}, {len(answer.text)} of {len(expected)} characters, differs at {differs}"
         )
 
     def report(self) -> dict[str, Any]:
+        """`settled`: all streams of lower numbers have ended."""
         return {
             "count": self.count,
-            "open": self.opened - self.count - len(self.broken),
-            "wrong": self.wrong[:20],
-            "wrongs": len(self.wrong),
-            "broken": len(self.broken),
+            "opened": self.opened,
+            "open": len(self._open),
+            "settled": min(self._open, default=self.opened),
+            "lost": len(self.lost),
+            "wrong": len(self.wrong),
+            "told": [*self.lost[-SHOWN:], *self.wrong[-SHOWN:]],
+            "cut": self.cut,
             "refused": self.refused,
+            "late": self.late,
         }
 
     async def stop(self) -> None:
-        """Let the streams that run end, and take no more."""
-        self._stop = True
-        await asyncio.wait_for(asyncio.gather(*self._tasks), 120)
+        """Let the streams that run end, and begin no more."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await asyncio.wait_for(asyncio.gather(*self._open.values()), 120)

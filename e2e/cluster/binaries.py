@@ -13,8 +13,11 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from e2e.cluster import locks
 
 HERE: Final = Path(__file__).resolve().parent
 
@@ -102,6 +105,14 @@ def build(*names: str) -> None:
         return
     if shutil.which("go") is None:
         raise Unbuildable("go is not installed; install Go 1.26 or newer, or give a KUBECONFIG of a cluster to use")
+    try:
+        with locks.held(cache_dir() / "programs.lock", "building programs", seconds=BUILD_SECONDS):
+            _build(missing(*names))
+    except TimeoutError as error:
+        raise Unbuildable(str(error)) from error
+
+
+def _build(todo: Sequence[str]) -> None:
     bin_dir().mkdir(parents=True, exist_ok=True)
     for module, programs in PROGRAMS.items():
         for name, package in programs.items():

@@ -5,6 +5,7 @@ Without a registry: archives in the cache folder, which the nodes import. What i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from e2e.cluster import archive, dns, node
+from e2e.cluster import archive, dns, locks, node, processes
 from e2e.cluster.binaries import HERE as MODULES
 from e2e.cluster.binaries import go_environment
 from e2e.cluster.shell import run
@@ -32,6 +33,9 @@ _SHRINK: Final = (
 )
 _BASE_SECONDS: Final = 600
 _BUILD_SECONDS: Final = 900
+_ALONE_SECONDS: Final = 1800.0
+"""For another suite's builds to end."""
+
 _CERTIFICATES: Final = Path("/etc/ssl/certs")
 
 
@@ -89,7 +93,21 @@ def make_base(state: State) -> Path:
 
 
 def build(state: State, image: Image) -> Path:
-    """The image's archive, built anew where anything that goes into it changed. Raises CommandFailed."""
+    """The image's archive, built anew where anything that goes into it changed. Raises CommandFailed, TimeoutError."""
+    with _alone(state):
+        return _build(state, image)
+
+
+@contextlib.contextmanager
+def _alone(state: State) -> Iterator[None]:
+    """buildah's store has no lock that keeps one build's layers from another's tidying. Raises TimeoutError."""
+    with locks.held(state.buildah.with_name("buildah.lock"), "building images", seconds=_ALONE_SECONDS):
+        # What works there now lost its suite to a kill -9.
+        processes.kill_users_of(state.buildah)
+        yield
+
+
+def _build(state: State, image: Image) -> Path:
     base, made = make_base(state), archive_of(state, image)
     stamp, want = made.with_suffix(".stamp"), _inputs(image, base)
     if made.exists() and stamp.exists() and stamp.read_text() == want:
@@ -117,7 +135,12 @@ def build(state: State, image: Image) -> Path:
 
 
 def tidy(state: State) -> None:
-    """Forget layers of older builds, each some 100 MB, and drop what buildah leaves behind. Not beside a build."""
+    """Forget layers of older builds, each some 100 MB, and drop what buildah leaves behind. Raises TimeoutError."""
+    with _alone(state):
+        _tidy(state)
+
+
+def _tidy(state: State) -> None:
     if shutil.which("buildah") and state.buildah.exists():
         run(*_store(state), "rm", "--all", check=False, seconds=_BUILD_SECONDS)
         run(*_store(state), "rmi", "--prune", check=False, seconds=_BUILD_SECONDS)
@@ -128,7 +151,16 @@ def tidy(state: State) -> None:
 
 
 def _store(state: State) -> list[object]:
-    return ["buildah", "--root", state.buildah, "--runroot", f"{state.buildah}-run", "--storage-driver", "overlay"]
+    # The slash is the mark by which what a killed suite left is found.
+    return [
+        "buildah",
+        "--root",
+        f"{state.buildah}/",
+        "--runroot",
+        f"{state.buildah}-run",
+        "--storage-driver",
+        "overlay",
+    ]
 
 
 def _inputs(image: Image, base: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from e2e.cluster import cgroups, components, dns, host, images, network, node, pki, processes
+from e2e.cluster import cgroups, components, dns, host, images, locks, network, node, pki, processes
 from e2e.cluster.shell import CommandFailed, run
 from e2e.cluster.state import API_PORT, HOST_ADDRESS, NODES, Node, State
 
@@ -34,12 +33,11 @@ class NotUp(Exception):
 @contextlib.contextmanager
 def _alone(state: State) -> Iterator[None]:
     """One `up` or `down` at a time on this machine. Raises NotUp."""
-    state.root.mkdir(parents=True, exist_ok=True)
-    with state.lock.open("w") as lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise NotUp(f"another `up` or `down` is at work ({state.lock}): wait for its end") from error
+            stack.enter_context(locks.held(state.lock, "another `up` or `down`", seconds=0))
+        except TimeoutError as error:
+            raise NotUp(str(error)) from error
         yield
 
 

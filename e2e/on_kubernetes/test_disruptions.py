@@ -1,86 +1,39 @@
 """Everything that moves workers or takes parts away, under steady traffic: no stream lost, truncated or wrong.
 
 One model and one traffic for the whole file; each test leaves four serving workers, and the next begins where it ended.
+test_repeats.py does the same again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from e2e.cluster import components, two_nodes
-from e2e.cluster.state import state
+from e2e.on_kubernetes import disruptions
 from e2e.on_kubernetes.conftest import KubernetesSite, site_of
-from e2e.on_kubernetes.deployed import NAMESPACE, OPERATOR_NAMESPACE, Deployed
-from forebay_operator import kube as k
+from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
+from e2e.on_kubernetes.scene import NAME, SETTLE_SECONDS, STREAMS, UNHARMED, Scene, harm, model
 from forebay_operator.api import labels
 
-STREAMS = 20
-SETTLE_SECONDS = 120.0
-NAME = "assistant"
-API_AWAY_SECONDS = 60.0
-
 pytestmark = pytest.mark.timeout(400)
-
-
-def model(prefill: int, decode: int, **engine: Any) -> dict[str, Any]:
-    worker = {"name": "engine", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
-    router = {"name": "router", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
-    small = {"podTemplate": {"spec": {"containers": [worker]}}}
-    return {
-        "apiVersion": labels.API_VERSION,
-        "kind": labels.KIND,
-        "metadata": {},
-        "spec": {
-            "model": {"servedName": NAME},
-            "engine": {
-                "type": "Simulated",
-                "kvCache": {"memory": "1Gi"},
-                "simulated": {"performanceModel": "slow"},
-                **engine,
-            },
-            "prefill": {"replicas": prefill, **small},
-            "decode": {"replicas": decode, **small},
-            "router": {"replicas": 2, "podTemplate": {"spec": {"containers": [router]}}},
-            # The test says where the ratio goes.
-            "scaling": {"mode": "Off"},
-            "drain": {"timeoutSeconds": 60},
-        },
-    }
 
 
 class Watch:
     """What the traffic came to while a test ran."""
 
-    def __init__(self, site: KubernetesSite, before: dict[str, Any]) -> None:
-        self._site = site
-        self._before = before
-
-    async def flowing(self, more: int) -> None:
-        """Until so many more streams ended."""
-        goal = (await self._site.traffic())["count"] + more
-
-        async def reached() -> bool:
-            return bool((await self._site.traffic())["count"] >= goal)
-
-        await self._site.until(f"{more} more streams ended", reached, 90)
+    def __init__(self, scene: Scene, before: dict[str, Any]) -> None:
+        self.scene = scene
+        self.before = before
 
     async def harm(self) -> dict[str, Any]:
         """New since the test began. Every stream that was open is given the time to end."""
-        await self.flowing(STREAMS + 5)
-        now = await self._site.traffic()
-        return {
-            "wrong": now["wrong"][self._before["wrongs"] :],
-            "broken": now["broken"] - self._before["broken"],
-            "refused": now["refused"] - self._before["refused"],
-        }
+        return harm(self.before, await self.scene.settled_traffic())
 
     async def unharmed(self) -> None:
-        assert await self.harm() == {"wrong": [], "broken": 0, "refused": 0}
+        assert await self.harm() == UNHARMED
 
 
 def _needs_own_nodes(deployed: Deployed, what: str) -> None:
@@ -95,66 +48,37 @@ async def site(deployed: Deployed) -> AsyncIterator[KubernetesSite]:
 
 
 @pytest.fixture
-async def watch(site: KubernetesSite) -> Watch:
+async def watch(deployed: Deployed, site: KubernetesSite) -> Watch:
     """The model serves with one prefill and three decode workers, and traffic flows."""
-    await site.apply(model(1, 3))
-    await site.until("four workers serve", lambda: site.at(1, 3), SETTLE_SECONDS)
-    state = await site.traffic()
-    if state is None:
-        # Ready routers are reached through the Service once kube-proxy has them too.
-        answer = await site.ask({"model": NAME, "prompt": "ready?", "max_tokens": 1}, patience=30)
-        assert answer["status"] == 200, f"the Service does not answer: {answer}"
-        await site.start_traffic(streams=STREAMS)
-        state = await site.traffic()
-    return Watch(site, state)
+    scene = Scene(deployed, site)
+    await scene.serve(1, 3)
+    if await site.traffic() is None:
+        await scene.begin_traffic()
+    return Watch(scene, await site.traffic())
 
 
-async def test_roles_switch_both_ways(site: KubernetesSite, watch: Watch) -> None:
-    for prefill, decode in ((2, 2), (1, 3)):
-        await site.set_targets(prefill, decode)
-        took = await site.until(f"roles {prefill}:{decode}", lambda p=prefill, d=decode: site.at(p, d))  # type: ignore[misc]
-        print(f"\nroles {prefill}:{decode} after {took:.1f} s")
-        await watch.flowing(5)
+async def test_roles_switch_both_ways(watch: Watch) -> None:
+    await disruptions.switch_roles(watch.scene)
     await watch.unharmed()
 
 
-async def test_scale_in_and_out(site: KubernetesSite, watch: Watch) -> None:
-    for decode in (1, 3):
-        await site.apply(model(1, decode))
-        took = await site.until(f"1:{decode}", lambda d=decode: site.at(1, d), SETTLE_SECONDS)  # type: ignore[misc]
-        print(f"\n1:{decode} after {took:.1f} s")
+async def test_scale_in_and_out(watch: Watch) -> None:
+    await disruptions.scale_in_and_out(watch.scene, 3)
     await watch.unharmed()
 
 
-async def test_a_rollout_and_its_rollback(site: KubernetesSite, watch: Watch) -> None:
+async def test_a_rollout_and_its_rollback(watch: Watch) -> None:
     """One worker at a time, none added: the cluster is taken for full."""
-    before = {pod["metadata"]["uid"] for pod in await site.pods()}
-    await site.apply(model(1, 3, env=[{"name": "REVISION", "value": "2"}]))
-
-    async def both() -> bool:
-        return len({pod["metadata"]["labels"][labels.REVISION] for pod in await site.pods()}) > 2
-
-    await site.until("some of each revision", both, SETTLE_SECONDS)
-    # Back before it ends: what is left of the old ones stays.
-    await site.apply(model(1, 3))
-    took = await site.until("rolled back", lambda: site.at(1, 3), 2 * SETTLE_SECONDS)
-    kept = before & {pod["metadata"]["uid"] for pod in await site.pods()}
-    print(f"\nrolled back after {took:.1f} s; {len(kept)} of 4 workers were never replaced")
-    assert 0 < len(kept) < 4
+    kept, workers = await disruptions.roll_back(watch.scene, 1, 3, gpus=0, revision=0)
+    print(f"\n{kept} of {workers} workers were never replaced")
+    assert 0 < kept < workers == 4
     await watch.unharmed()
 
 
 async def test_a_node_is_drained(deployed: Deployed, site: KubernetesSite, watch: Watch) -> None:
-    node = deployed.nodes[1]
+    node = await disruptions.busiest_node(watch.scene)
     assert any(pod["spec"]["nodeName"] == node for pod in await site.pods())
-    words = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=200s")
-    try:
-        await asyncio.to_thread(lambda: deployed.kubectl(*words, seconds=220))
-        there = [pod for pod in [*await site.pods(), *await site.routers()] if pod["spec"].get("nodeName") == node]
-        assert there == []
-        await site.until("four workers serve on the other node", lambda: site.at(1, 3), SETTLE_SECONDS)
-    finally:
-        deployed.kubectl("uncordon", node)
+    await disruptions.drain(watch.scene, node, 1, 3)
     await watch.unharmed()
 
 
@@ -168,65 +92,37 @@ async def test_the_operator_is_killed_while_a_worker_leaves(
         return any(labels.DRAINING in pod["metadata"]["labels"] for pod in await site.pods())
 
     await site.until("a worker fenced", leaving)
-    operators = await site.kube.list(k.PODS, OPERATOR_NAMESPACE, selector="app.kubernetes.io/name=forebay-operator")
-    for pod in operators:
-        assert two_nodes.kill_containers(pod["metadata"]["uid"])
-    took = await site.until("1:2", lambda: site.at(1, 2), SETTLE_SECONDS)
+    await disruptions.kill_operators(watch.scene)
+    took = await watch.scene.serves(1, 2, SETTLE_SECONDS)
     print(f"\n1:2 {took:.1f} s after both operators were killed")
     await watch.unharmed()
 
 
-async def test_a_router_is_killed(deployed: Deployed, site: KubernetesSite, watch: Watch) -> None:
+async def test_a_router_is_killed(deployed: Deployed, watch: Watch) -> None:
     """Only what it relayed is lost. A connection that is refused was never a request: the client tries again."""
     _needs_own_nodes(deployed, "kills a container's process")
-    open_before = (await site.traffic())["open"]
-    pod = (await site.routers())[0]
-    before = pod["status"]["containerStatuses"][0]["restartCount"]
-    assert two_nodes.kill_containers(pod["metadata"]["uid"])
-
-    async def again() -> bool:
-        now = await site.kube.get(k.PODS, NAMESPACE, pod["metadata"]["name"])
-        status = now["status"]["containerStatuses"][0]
-        return bool(status["restartCount"] > before and status["ready"])
-
-    await site.until("the router's container runs anew", again)
-    harm = await watch.harm()
-    print(f"\nof {open_before} open streams {harm['broken']} broke; {harm['refused']} connections were tried again")
-    assert harm["wrong"] == []
+    await disruptions.kill_router(watch.scene)
+    harmed = await watch.harm()
+    print(f"\nof {watch.before['open']} open streams {harmed['cut']} were cut; "
+          f"{harmed['refused']} connections were tried again")  # fmt: skip
+    assert (harmed["lost"], harmed["wrong"]) == (0, 0), harmed["told"]
     # The Service sends about half of the streams to each router.
-    assert 0 < harm["broken"] <= open_before * 0.9
+    assert 0 < harmed["cut"] <= watch.before["open"] * 0.9
 
 
-async def test_the_api_server_is_away_for_a_minute(deployed: Deployed, site: KubernetesSite, watch: Watch) -> None:
+async def test_the_api_server_is_away_for_a_minute(deployed: Deployed, watch: Watch) -> None:
     _needs_own_nodes(deployed, "stops the API server's process")
-    before = (await site.traffic())["count"]
-    two_nodes.signal_process(state(), "host", components.API_SERVER, signal.SIGSTOP)
-    try:
-        # As where they elect leaders: without an API server they lose their leases, and end.
-        for name in components.FOLLOWERS:
-            two_nodes.stop_follower(state(), name)
-        # The time away is the case, not a wait for something.
-        await asyncio.sleep(API_AWAY_SECONDS)
-    finally:
-        two_nodes.signal_process(state(), "host", components.API_SERVER, signal.SIGCONT)
-        for name in components.FOLLOWERS:
-            two_nodes.start_follower(state(), name)
-
-    async def answers() -> bool:
-        return bool(await site.kube.list(k.NODES, None))
-
-    await site.until("the API server answers", answers)
-    during = (await site.traffic())["count"] - before
+    during = await disruptions.stop_api_server(watch.scene)
     print(f"\n{during} streams ended while the API server was away")
     assert during > 2 * STREAMS
-    await site.until("four workers serve", lambda: site.at(1, 3), SETTLE_SECONDS)
+    await watch.scene.serves(1, 3)
     await watch.unharmed()
 
 
 async def test_the_whole_run(deployed: Deployed, site: KubernetesSite) -> None:
     """Last: what all of it came to, and the model is deleted under traffic's end."""
     final = await site.stop_traffic()
-    print(f"\n{final['count']} streams in all; wrong {final['wrongs']}, broken by the router's end {final['broken']}")
-    assert final["wrong"] == []
-    assert final["open"] == 0
+    print(f"\n{final['count']} streams in all; lost {final['lost']}, wrong {final['wrong']}, cut by a router's end "
+          f"{final['cut']}, begun late {final['late']}")  # fmt: skip
+    assert (final["lost"], final["wrong"], final["open"]) == (0, 0, 0), final["told"]
     await asyncio.to_thread(lambda: deployed.kubectl("-n", NAMESPACE, "delete", "dm", NAME, seconds=120))

@@ -88,7 +88,7 @@ async def test_no_stream_is_harmed(site: ProcessSite) -> None:
     await site.until("both rolled by moving", rolled, 2 * SETTLE_SECONDS)
     await flowing(STREAMS)
     await traffic.stop()
-    assert (traffic.wrong, traffic.broken, traffic.refused) == ([], [], 0)
+    assert (traffic.lost, traffic.wrong, traffic.cut, traffic.refused) == ([], [], 0, 0)
     assert traffic.count > 5 * STREAMS
 
 

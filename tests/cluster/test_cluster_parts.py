@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.cluster import archive, processes
+from e2e.cluster import archive, locks, processes
 from e2e.cluster.shell import CommandFailed, run
 
 from support.local_mode import until
@@ -53,6 +53,31 @@ def test_what_no_file_tells_of_is_found_by_its_arguments(tmp_path: Path) -> None
         assert processes.kill_users_of(tmp_path / "ru") == []
         assert processes.kill_users_of(tmp_path / "run") == [stray.pid]
         assert stray.wait(10) != 0
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from e2e.cluster import locks
+with locks.held(Path(sys.argv[1]), "a build", seconds=0):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_held_by_one_and_goes_with_its_process(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "lock"
+    command = [sys.executable, "-c", HOLDER, str(file)]
+    root = Path(locks.__file__).parents[2]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        refused = pytest.raises(TimeoutError, match=r"a build is under way elsewhere after 0.3 s")
+        with refused, locks.held(file, "a build", seconds=0.3):
+            pass
+        holder.kill()
+        with locks.held(file, "a build", seconds=60):
+            pass
 
 
 def test_an_archive_is_what_a_runtime_imports(tmp_path: Path) -> None:
