@@ -19,14 +19,13 @@ from itertools import pairwise
 from typing import Any
 
 from e2e.cluster.binaries import CONTROL_PLANE, Unbuildable, bin_dir, build, missing
-from e2e.cluster.providers import CLUSTER_VARIABLE, PROVIDERS, Cluster, Provider
+from e2e.cluster.providers import CLUSTER_VARIABLE, KEEP, PROVIDERS, Cluster, Provider
 from e2e.cluster.shell import CommandFailed
 from e2e.cluster.two_nodes import NotUp
 
 SUITE_SECONDS = 1200
 SOAK_SECONDS = 6 * 3600
 SOAK = "soak"
-KEEP_VARIABLE = "FOREBAY_E2E_KEEP"
 
 
 def main() -> int:
@@ -67,8 +66,8 @@ def _on_some_cluster() -> int:
         try:
             return _suite("e2e/on_kubernetes", {CLUSTER_VARIABLE: _described(cluster)})
         finally:
-            if os.environ.get(KEEP_VARIABLE):
-                _tell(f"{KEEP_VARIABLE} is set: left up, export KUBECONFIG={cluster.kubeconfig}")
+            if os.environ.get(KEEP):
+                _tell(f"{KEEP} is set: left up, export KUBECONFIG={cluster.kubeconfig}")
             else:
                 _stop(provider)
     if _marks() == SOAK:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import string
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +28,7 @@ SHOWN = 20
 class Traffic:
     """Streams begun at a steady rate, whatever becomes of those before (open loop), with answers known beforehand.
 
-    The rate is the one at which about `streams` are open at once while nothing disturbs them.
+    Unless it is given, the rate is the one at which about `streams` are open at once while nothing disturbs them.
     A simulated worker's next token is a hash of the tags read from its KV blocks, so that lost, stale or foreign KV
     changes the text. An answer is right when it is, to the letter, what one undisturbed worker said.
     """
@@ -36,6 +38,12 @@ class Traffic:
     streams: int = 20
     tokens: int = 60
     kinds: int = 8
+    rate: float = 0.0
+    """Streams begun a second, where that is not learnt."""
+
+    fresh: int = 0
+    """Letters of each stream's own prompt, which no cache holds: a token each. Its answer's text is not known."""
+
     lost: list[str] = field(default_factory=list)
     """Streams that were refused, ended early or with an error, in words."""
 
@@ -59,15 +67,16 @@ class Traffic:
     _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """By the stream's number."""
 
-    _interval: float = 0.1
-    """Seconds from one stream's start to the next."""
-
     _starting: asyncio.Task[None] | None = None
 
-    def _body(self, kind: int) -> dict[str, Any]:
+    def _body(self, number: int) -> dict[str, Any]:
+        kind = number % self.kinds
+        prompt = f"Story {kind} of a mill by a stream, told slowly and at length. " * 4
+        if self.fresh:
+            prompt = "".join(random.Random(f"{number} {self.fresh}").choices(string.ascii_letters, k=self.fresh))
         return {
             "model": self.model,
-            "prompt": f"Story {kind} of a mill by a stream, told slowly and at length. " * 4,
+            "prompt": prompt,
             "max_tokens": self.tokens,
             "temperature": 0.8,
             "seed": kind + 1,
@@ -77,11 +86,14 @@ class Traffic:
 
     async def learn(self, session: aiohttp.ClientSession) -> None:
         """What each answer is and how long one takes, from `streams` requests at once that nothing disturbs."""
-        kinds = [number % self.kinds for number in range(max(self.streams, self.kinds))]
+        if self.fresh:
+            return
+        numbers = range(max(self.streams, self.kinds))
         began = time.monotonic()
-        answers = await asyncio.gather(*(complete(session, self.url, self._body(kind)) for kind in kinds))
-        self._interval = (time.monotonic() - began) / self.streams
-        for kind, answer in zip(kinds, answers, strict=True):
+        answers = await asyncio.gather(*(complete(session, self.url, self._body(number)) for number in numbers))
+        self.rate = self.rate or self.streams / (time.monotonic() - began)
+        for number, answer in zip(numbers, answers, strict=True):
+            kind = number % self.kinds
             if not self._whole(answer) or self._expected.setdefault(kind, answer.text) != answer.text:
                 raise AssertionError(f"without any disturbance: {self._told(kind, answer, 0.0)}")
 
@@ -93,7 +105,7 @@ class Traffic:
         self._starting = asyncio.create_task(self._begin(session))
 
     async def _begin(self, session: aiohttp.ClientSession) -> None:
-        due = time.monotonic()
+        due, interval = time.monotonic(), 1 / self.rate
         while True:
             if len(self._open) < MOST_OPEN * self.streams:
                 number = self.opened
@@ -101,13 +113,13 @@ class Traffic:
                 self._open[number] = asyncio.create_task(self._one(session, number))
             else:
                 self.late += 1
-            due = max(due + self._interval, time.monotonic() - self._interval)
+            due = max(due + interval, time.monotonic() - interval)
             await asyncio.sleep(due - time.monotonic())
 
     async def _one(self, session: aiohttp.ClientSession, number: int) -> None:
         started = time.monotonic()
         try:
-            answer = await self._complete(session, number % self.kinds)
+            answer = await self._complete(session, number)
         except aiohttp.ClientConnectorError as error:
             self.lost.append(f"stream {number}: no connection for {REFUSED_SECONDS:g} s: {error}")
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError):
@@ -119,17 +131,17 @@ class Traffic:
             kind = number % self.kinds
             if not self._whole(answer):
                 self.lost.append(f"stream {number} {self._told(kind, answer, time.monotonic() - started)}")
-            elif answer.text != self._expected[kind]:
+            elif not self.fresh and answer.text != self._expected[kind]:
                 self.wrong.append(f"stream {number} {self._told(kind, answer, time.monotonic() - started)}")
         finally:
             self.count += 1
             del self._open[number]
 
-    async def _complete(self, session: aiohttp.ClientSession, kind: int) -> Answer:
+    async def _complete(self, session: aiohttp.ClientSession, number: int) -> Answer:
         deadline = time.monotonic() + REFUSED_SECONDS
         while True:
             try:
-                return await complete(session, self.url, self._body(kind))
+                return await complete(session, self.url, self._body(number))
             except aiohttp.ClientConnectorError:
                 self.refused += 1
                 if time.monotonic() > deadline:

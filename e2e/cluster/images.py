@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -43,6 +44,8 @@ _CERTIFICATES: Final = Path("/etc/ssl/certs")
 class Image:
     name: str
     dockerfile: str
+    arguments: tuple[str, ...] = ()
+    """Of the build."""
 
     @property
     def reference(self) -> str:
@@ -52,6 +55,9 @@ class Image:
 OPERATOR: Final = Image("forebay-operator", "images/operator/Dockerfile")
 ROUTER: Final = Image("forebay-router", "images/router/Dockerfile")
 SIMULATED: Final = Image("forebay-engine-simulated", "images/engine/Dockerfile.simulated")
+ENGINE: Final = Image("forebay-engine", "images/engine/Dockerfile", ("VARIANT=cpu",))
+"""5 GB, since torch's wheel brings CUDA along: built in the long form alone, and loaded into no node."""
+
 PRODUCT: Final = (OPERATOR, ROUTER, SIMULATED)
 
 
@@ -77,9 +83,13 @@ def make_system(state: State) -> list[Path]:
     return [pause, coredns]
 
 
+def _base(state: State) -> Path:
+    return state.images / "base" / "python.tar"
+
+
 def make_base(state: State) -> Path:
     """The archive of BASE: 35 s, once. Raises CommandFailed."""
-    made = state.images / "base" / "python.tar"
+    made = _base(state)
     if made.exists():
         return made
     made.parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +104,11 @@ def make_base(state: State) -> Path:
 
 def build(state: State, image: Image) -> Path:
     """The image's archive, built anew where anything that goes into it changed. Raises CommandFailed, TimeoutError."""
+    if (made := _current(state, image)) is not None:
+        return made
     with _alone(state):
-        return _build(state, image)
+        # Another suite may have built it meanwhile.
+        return _current(state, image) or _build(state, image, make_base(state))
 
 
 @contextlib.contextmanager
@@ -107,12 +120,55 @@ def _alone(state: State) -> Iterator[None]:
         yield
 
 
-def _build(state: State, image: Image) -> Path:
-    base, made = make_base(state), archive_of(state, image)
-    stamp, want = made.with_suffix(".stamp"), _inputs(image, base)
-    if made.exists() and stamp.exists() and stamp.read_text() == want:
+def _current(state: State, image: Image) -> Path | None:
+    """The image's archive, where all that goes into it is what it was built from."""
+    base, made = _base(state), archive_of(state, image)
+    stamp = made.with_suffix(".stamp")
+    if base.exists() and made.exists() and stamp.exists() and stamp.read_text() == _inputs(image, base):
         return made
-    started, store = time.monotonic(), _store(state)
+    return None
+
+
+def _build(state: State, image: Image, base: Path) -> Path:
+    made, want = archive_of(state, image), _inputs(image, base)
+    started = time.monotonic()
+    _build_into_store(state, image, base)
+    part = made.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    run(*_store(state), "push", "--quiet", image.reference, f"docker-archive:{part}:{image.reference}",
+        seconds=_BUILD_SECONDS)  # fmt: skip
+    stamp = made.with_suffix(".stamp")
+    stamp.unlink(missing_ok=True)
+    part.rename(made)
+    stamp.write_text(want)
+    _tell(image.reference, made, started)
+    return made
+
+
+@contextlib.contextmanager
+def root_of(state: State, image: Image) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A built image's root file system and environment. The image goes with the block; no other build runs beside it.
+
+    Raises CommandFailed, TimeoutError.
+    """
+    store = _store(state)
+    with _alone(state):
+        container = ""
+        try:
+            _build_into_store(state, image, make_base(state))
+            container = run(*store, "from", "--pull=never", image.reference).stdout.strip()
+            described = json.loads(run(*store, "inspect", "--type=image", image.reference).stdout)
+            environment = dict(entry.split("=", 1) for entry in described["OCIv1"]["config"]["Env"])
+            yield Path(run(*store, "mount", container).stdout.strip()), environment
+        finally:
+            if container:
+                run(*store, "rm", container, check=False, seconds=_BUILD_SECONDS)
+            run(*store, "rmi", "--force", image.reference, check=False, seconds=_BUILD_SECONDS)
+            _tidy(state)
+
+
+def _build_into_store(state: State, image: Image, base: Path) -> None:
+    store = _store(state)
     pulled = state.buildah / ".base"
     if not pulled.exists() or pulled.stat().st_mtime < base.stat().st_mtime:
         run(*store, "pull", "--quiet", f"docker-archive:{base}", seconds=_BUILD_SECONDS)
@@ -122,16 +178,9 @@ def _build(state: State, image: Image) -> Path:
     # chroot isolation needs neither a container runtime nor cgroups; pip trusts what this machine trusts.
     run(*store, "build", "--pull=never", "--layers", "--isolation=chroot", "--network=host",
         f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro", f"--volume={pip}:/etc/pip.conf:ro",
-        f"--build-arg=PYTHON_IMAGE={BASE}",
+        f"--build-arg=PYTHON_IMAGE={BASE}", *(f"--build-arg={argument}" for argument in image.arguments),
         "--file", REPOSITORY / image.dockerfile, "--tag", image.reference, REPOSITORY,
         seconds=_BUILD_SECONDS)  # fmt: skip
-    part = made.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    run(*store, "push", "--quiet", image.reference, f"docker-archive:{part}:{image.reference}", seconds=_BUILD_SECONDS)
-    part.rename(made)
-    stamp.write_text(want)
-    _tell(image.reference, made, started)
-    return made
 
 
 def tidy(state: State) -> None:

@@ -19,6 +19,9 @@ IMAGE_PREFIX: Final = "FOREBAY_E2E_IMAGE_PREFIX"
 CLUSTER_VARIABLE: Final = "FOREBAY_E2E_CLUSTER"
 """Tells the suite of the cluster that was started for it, as JSON."""
 
+KEEP: Final = "FOREBAY_E2E_KEEP"
+"""Leave the cluster up at the end, and use one that is up."""
+
 KIND_NAME: Final = "forebay-e2e"
 TWO_NODES: Final = "two nodes built here"
 _KIND_CONFIG: Final = """\
@@ -161,7 +164,8 @@ class TwoNodes:
         host.install()
         # Before the cluster is up: both want the processors.
         archives = [images.build(self._state, image) for image in images.PRODUCT]
-        if not two_nodes.is_up(self._state):
+        # One that nobody asked to keep was left by a run that was killed, with whatever it was about.
+        if not (os.environ.get(KEEP) and two_nodes.is_up(self._state)):
             two_nodes.up(self._state)
         two_nodes.load(self._state, *archives)
         return Cluster(self.name, self._state.kubeconfig, {image.name: image.reference for image in images.PRODUCT})

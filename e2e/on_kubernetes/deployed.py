@@ -66,6 +66,8 @@ class Deployed:
     def start(self) -> None:
         """Raises CommandFailed, AssertionError."""
         self._prepare_nodes()
+        # Of an earlier run on a kept cluster.
+        self.kubectl("-n", NAMESPACE, "delete", "dm", "--all", check=False, seconds=180)
         for name in (OPERATOR_NAMESPACE, NAMESPACE):
             # The level that the docs promise to work under.
             labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -97,6 +99,8 @@ class Deployed:
             self._proxy.wait()
 
     def _prepare_nodes(self) -> None:
+        if self.cluster.built_here:
+            self.kubectl("uncordon", "--selector=kubernetes.io/hostname")
         listed = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
         usable = [
             node["metadata"]["name"]

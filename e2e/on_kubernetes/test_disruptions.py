@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from e2e.on_kubernetes import disruptions
+from e2e.on_kubernetes import disruptions, network
 from e2e.on_kubernetes.conftest import KubernetesSite, site_of
-from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
+from e2e.on_kubernetes.connections import Connection
+from e2e.on_kubernetes.deployed import CLIENT, NAMESPACE, Deployed
 from e2e.on_kubernetes.scene import NAME, SETTLE_SECONDS, STREAMS, UNHARMED, Scene, harm, model
+from forebay_operator import kube as k
 from forebay_operator.api import labels
+from forebay_operator.build import ports
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -73,6 +76,36 @@ async def test_a_rollout_and_its_rollback(watch: Watch) -> None:
     print(f"\n{kept} of {workers} workers were never replaced")
     assert 0 < kept < workers == 4
     await watch.unharmed()
+
+
+async def test_connections_are_those_that_the_policies_allow(
+    deployed: Deployed, site: KubernetesSite, watch: Watch
+) -> None:
+    """Looked for in the pods until each of the product's ways was seen in use."""
+    judge = await network.judge(deployed)
+    workers = {pod["status"]["podIP"]: "worker" for pod in await site.pods()}
+    routers = {pod["status"]["podIP"]: "router" for pod in await site.routers()}
+    operators = {pod["status"]["podIP"]: "operator" for pod in await watch.scene.operators()}
+    client = await site.kube.get(k.PODS, NAMESPACE, CLIENT)
+    who = {**workers, **routers, **operators, client["status"]["podIP"]: "client"}
+    found: set[Connection] = set()
+    wanted = {("client", "router"), ("router", "worker"), ("worker", "worker"), ("operator", "router")}
+
+    def ways() -> set[tuple[str, str]]:
+        return {(who.get(each.source, "?"), who.get(each.target, "?")) for each in found}
+
+    async def all_seen() -> bool:
+        found.update(await network.seen(deployed, site))
+        return wanted <= ways()
+
+    await site.until(f"connections {wanted}", all_seen)
+    print(f"\n{len(found)} connections by {sorted(ways())}")
+    assert {each for each in found if not judge.allowed(each)} == set()
+    # The judge can refuse.
+    worker, stranger = next(iter(workers)), client["status"]["podIP"]
+    assert not judge.allowed(Connection(stranger, worker, ports.HTTP))
+    assert not judge.allowed(Connection(worker, stranger, 9000))
+    assert not judge.allowed(Connection(next(iter(routers)), next(iter(operators)), ports.HTTP))
 
 
 async def test_a_node_is_drained(deployed: Deployed, site: KubernetesSite, watch: Watch) -> None:

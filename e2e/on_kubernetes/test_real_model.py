@@ -6,8 +6,6 @@ mounted read-only.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sysconfig
 from collections.abc import AsyncIterator
 from functools import partial
@@ -16,15 +14,13 @@ from typing import Any
 
 import pytest
 
+from e2e.on_kubernetes import network
 from e2e.on_kubernetes.conftest import KubernetesSite, site_of
-from e2e.on_kubernetes.connections import Connection, Judge, connections, parse
-from e2e.on_kubernetes.deployed import NAMESPACE, OPERATOR_NAMESPACE, POOL_LABEL, Deployed
+from e2e.on_kubernetes.deployed import NAMESPACE, POOL_LABEL, Deployed
 from forebay_engine.kv.arena import ArenaLayout
-from forebay_operator import kube as k
 from forebay_operator.api import labels
 from forebay_operator.build import ports
 from forebay_wire import metrics
-from support.network_policies import Host
 
 NAME = "smollm2"
 BLOCK = 16
@@ -179,49 +175,9 @@ def _received(deployed: Deployed, pod: str) -> int:
 
 async def _check_connections(deployed: Deployed, site: KubernetesSite) -> None:
     """Every connection of the model's and the operator's pods is one that the NetworkPolicies allow."""
-    pods = [*await site.pods(), *await site.routers(), *await site.kube.list(k.PODS, OPERATOR_NAMESPACE)]
-    tables = await asyncio.gather(*(asyncio.to_thread(_sockets, deployed, pod) for pod in pods))
-    seen = {connection for table in tables for connection in connections(parse(table))}
-    judge = _judge(deployed)
-    refused = {connection for connection in seen if not judge.allowed(connection)}
-    assert refused == set()
+    seen, judge = await network.seen(deployed, site), await network.judge(deployed)
+    assert {connection for connection in seen if not judge.allowed(connection)} == set()
     addresses = {pod["status"]["podIP"]: pod for pod in await site.pods()}
     ucx = [c for c in seen if c.source in addresses and c.target in addresses and c.port >= ports.UCX_TCP_FIRST]
     print(f"{len(seen)} connections, all allowed; {len(ucx)} of them UCX between the workers")
     assert ucx, seen
-    # The judge can refuse.
-    stranger = next(address for address, host in judge.pods.items() if host.labels.get("app") == "client")
-    worker = next(iter(addresses))
-    assert not judge.allowed(Connection(stranger, worker, ports.HTTP))
-    assert not judge.allowed(Connection(worker, stranger, 9000))
-
-
-def _sockets(deployed: Deployed, pod: dict[str, Any]) -> str:
-    meta = pod["metadata"]
-    words = ("exec", meta["name"], "--", "cat", "/proc/net/tcp", "/proc/net/tcp6")
-    return deployed.kubectl("-n", meta["namespace"], *words)
-
-
-def _judge(deployed: Deployed) -> Judge:
-    def items(kind: str) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = json.loads(deployed.kubectl("get", kind, "-A", "-o", "json"))["items"]
-        return listed
-
-    hosts: dict[str, Host] = {}
-    for pod in items("pods"):
-        if address := pod["status"].get("podIP"):
-            hosts[address] = Host(pod["metadata"]["namespace"], pod["metadata"].get("labels") or {})
-    services = {
-        service["spec"]["clusterIP"]: tuple(
-            host
-            for host in hosts.values()
-            if (selector := service["spec"].get("selector"))
-            and host.namespace == service["metadata"]["namespace"]
-            and selector.items() <= host.labels.items()
-        )
-        for service in items("services")
-    }
-    # A node's pods see its own bridge's address, the first of its range.
-    nodes = {a["address"] for node in items("nodes") for a in node["status"]["addresses"]}
-    bridges = {address.rsplit(".", 1)[0] + ".1" for address in hosts}
-    return Judge(tuple(items("networkpolicies")), hosts, services, frozenset(nodes | bridges))
