@@ -175,4 +175,5 @@ async def test_no_stream_is_harmed(deployed: Deployed, scene: Scene, table: list
             assert done["cut"] <= before["open"] * 0.9 + 2, done
             done |= {"cut": 0, "refused": 0}
         assert done == UNHARMED
+    print(f"\n{row}")
     assert 2 * row.killed.count(NO_STEP) <= len(row.killed), row.killed
