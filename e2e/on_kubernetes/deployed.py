@@ -66,8 +66,10 @@ class Deployed:
     def start(self) -> None:
         """Raises CommandFailed, AssertionError."""
         self._prepare_nodes()
-        # Of an earlier run on a kept cluster.
-        self.kubectl("-n", NAMESPACE, "delete", "dm", "--all", check=False, seconds=180)
+        if self.cluster.built_here:
+            # What an earlier run, perhaps killed, left on a kept cluster: models, and an operator scaled to nothing.
+            self.kubectl("-n", NAMESPACE, "delete", "dm", "--all", check=False, seconds=180)
+            self.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found", "--wait")
         for name in (OPERATOR_NAMESPACE, NAMESPACE):
             # The level that the docs promise to work under.
             labels = {"pod-security.kubernetes.io/enforce": "restricted"}
