@@ -52,6 +52,10 @@ class LeaseLost(Exception):
     pass
 
 
+class OtherKinds(Exception):
+    """The cluster has an optional kind now that it had not when this process began, or the other way round."""
+
+
 class Stopped(Exception):
     """SIGTERM or SIGINT came while kopf ran: it takes over the handlers of both."""
 
@@ -130,6 +134,7 @@ class Operator:
         self._elector = elector
         self._metrics = metrics
         self._authenticate = authenticate
+        self._kube = kube
         self._pod_monitors = pod_monitors
         self.watches = WatchHealth(settings.watch_stale_after)
         cache = ApplyCache()
@@ -177,16 +182,18 @@ class Operator:
         return self.watches.stale(now)
 
     async def run(self) -> None:
-        """Stand by, lead, work. Returns when a signal came; raises a group with LeaseLost or what ended a part."""
+        """Stand by, lead, work. Returns when a signal came, or when it is to be started anew for other kinds; raises a
+        group with LeaseLost or what ended a part."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._lead())
+                group.create_task(self._look_for_kinds())
                 await self._elector.acquired()
                 self._metrics.leading(True)
                 group.create_task(self.queue.run())
                 group.create_task(self.rescaler.run())
                 group.create_task(self._watch())
-        except* Stopped:
+        except* (Stopped, OtherKinds):
             pass
         finally:
             await self._sources.close()
@@ -219,6 +226,24 @@ class Operator:
         finally:
             stop.set()
         raise Stopped
+
+    async def _look_for_kinds(self) -> None:
+        """Prometheus' operator may come after this one. kopf watches what it began with, and ends with half of the
+        process: so the process ends in order, a standby leads, and this one is started anew."""
+        while True:
+            await asyncio.sleep(self._settings.kinds_every)
+            try:
+                there = await has_pod_monitors(self._kube, self._settings.namespaces)
+            except ApiError as error:
+                log.info("looking for PodMonitors, again in %g s: %s", self._settings.kinds_every, error)
+                continue
+            if there != self._pod_monitors:
+                log.info("the cluster has %s now: ending, to begin anew with that", _kinds(there))
+                raise OtherKinds
+
+
+def _kinds(pod_monitors: bool) -> str:
+    return "PodMonitors" if pod_monitors else "no PodMonitors"
 
 
 async def serve(settings: Settings) -> None:

@@ -34,6 +34,9 @@ class Settings:
     resync: float = 600.0
     """Each model is looked at this often even when no watch reports anything."""
 
+    kinds_every: float = 60.0
+    """Optional kinds are looked for this often."""
+
     watch_stale_after: float = 90.0
     """A write that the watch does not report for so long: the watch is dead."""
 

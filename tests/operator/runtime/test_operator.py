@@ -232,6 +232,35 @@ async def test_pod_monitors_are_used_where_there_are_any(api: FakeApi, kube: Kub
     assert not await has_pod_monitors(kube, ("llm",))
 
 
+@pytest.mark.parametrize("there", [True, False])
+async def test_it_begins_anew_when_the_cluster_has_other_kinds(api: FakeApi, cluster: FakeCluster, there: bool) -> None:
+    """Prometheus' operator comes, or goes: the process ends, its Lease free, and the next one knows."""
+
+    def change(now: bool) -> None:
+        (api.missing.discard if now else api.missing.add)("podmonitors")
+
+    def monitors() -> int:
+        return len(api.all("podmonitors"))
+
+    change(not there)
+    async with operator(api, cluster, pod_monitors=not there, kinds_every=0.1) as first:
+        api.put(simulated_model(1, 1))
+        await eventually(lambda: ready(api), "the model ready")
+        assert bool(monitors()) != there
+        # Nothing has changed so far, and it goes on.
+        assert not first.task.done()
+        change(there)
+        await asyncio.wait_for(first.task, 10)
+    lease = api.find("leases", "forebay-operator", "forebay")
+    assert not (lease or {})["spec"].get("holderIdentity")
+    if not there:
+        for monitor in api.all("podmonitors"):
+            api.remove("podmonitors", monitor["metadata"]["name"], "llm")
+    async with operator(api, cluster, "two", pod_monitors=there, kinds_every=0.1) as second:
+        await eventually(lambda: bool(monitors()) == there, "PodMonitors where there can be any")
+        assert not second.task.done()
+
+
 def test_the_command_line() -> None:
     made = parse_args(["--namespace", "a", "--namespace", "b", "--operator-namespace", "ops", "--engine-image", "e:1"])
     assert made.namespaces == ("a", "b")
