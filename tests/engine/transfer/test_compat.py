@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,7 +10,6 @@ from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.transfer.compat import compat_hash, differences
 from forebay_engine.transfer.peers import PeerClient
 from forebay_engine.transfer.service import Identity, TransferService
-from forebay_engine.transfer.threads import in_thread
 from forebay_wire.messages import Compatibility
 
 compatibilities = st.builds(
@@ -58,23 +53,3 @@ async def test_a_pull_that_could_outlast_its_lease_is_refused(
             on_expired=lambda blocks: None,
             pull_timeout_seconds=timeout,
         )
-
-
-async def test_a_cancelled_caller_waits_until_its_thread_is_over() -> None:
-    started, release, cancel = threading.Event(), threading.Event(), threading.Event()
-
-    def job() -> None:
-        started.set()
-        release.wait(10)
-
-    with ThreadPoolExecutor(1) as pool:
-        task = asyncio.create_task(in_thread(pool, job, cancel))
-        await asyncio.to_thread(started.wait, 10)
-        for _ in range(3):
-            task.cancel()
-            await asyncio.sleep(0)
-        assert cancel.is_set()
-        assert not task.done()
-        release.set()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 10)

@@ -7,14 +7,13 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from forebay_engine.kv.lease_words import LeaseMark
 from forebay_engine.transfer.base import TransferError, Transport
 from forebay_engine.transfer.compat import compat_hash, differences
 from forebay_engine.transfer.identity import Identity
 from forebay_engine.transfer.peers import PeerClient
-from forebay_engine.transfer.threads import in_thread
+from forebay_engine.transfer.threads import ThreadPool
 from forebay_wire.messages import Handshake
 
 HANDSHAKE_SECONDS = 2.0
@@ -40,8 +39,8 @@ class Connections:
         self._verified: set[str] = set()
         self._handshakes: dict[tuple[str, int], asyncio.Task[str]] = {}
         self._gates: dict[str, asyncio.Semaphore] = {}
-        self._read_pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="forebay-read")
-        self._connect_pool = ThreadPoolExecutor(CONNECT_THREADS, thread_name_prefix="forebay-connect")
+        self._read_pool = ThreadPool(READ_THREADS, "forebay-read")
+        self._connect_pool = ThreadPool(CONNECT_THREADS, "forebay-connect")
 
     def knows(self, engine_id: str) -> bool:
         """Whether this engine can be read without a handshake."""
@@ -57,12 +56,8 @@ class Connections:
         for task in list(self._handshakes.values()):
             task.cancel()
         await asyncio.gather(*self._handshakes.values(), return_exceptions=True)
-
-        def end_threads() -> None:
-            for pool in (self._read_pool, self._connect_pool):
-                pool.shutdown(wait=True, cancel_futures=True)
-
-        await asyncio.get_running_loop().run_in_executor(None, end_threads)
+        await self._read_pool.close()
+        await self._connect_pool.close()
 
     async def ensure(self, engine_id: str, host: str, port: int, deadline: float) -> None:
         """Make this engine readable. Raises TransferError, also when another engine lives at the address by now."""
@@ -107,12 +102,17 @@ class Connections:
 
         Returns or raises (CancelledError too) only when the read is over.
         """
-        gate = self._gates.setdefault(engine_id, asyncio.Semaphore(READS_PER_PEER))
-        try:
-            async with asyncio.timeout(until() - self._clock()):
-                await gate.acquire()
-        except TimeoutError as error:
-            raise TransferError(f"other reads of engine {engine_id} took all the time", reason="timeout") from error
+        gate = self._gates.get(engine_id)
+        if gate is None:
+            gate = self._gates[engine_id] = asyncio.Semaphore(READS_PER_PEER)
+        if not gate.locked():
+            await gate.acquire()  # at once: no timer is needed
+        else:
+            try:
+                async with asyncio.timeout(until() - self._clock()):
+                    await gate.acquire()
+            except TimeoutError as error:
+                raise TransferError(f"other reads of engine {engine_id} took all the time", reason="timeout") from error
         try:
             deadline = until()
 
@@ -124,7 +124,7 @@ class Connections:
                     engine_id, remote_blocks, local_blocks, timeout=left, cancel=cancel, lease=lease
                 )
 
-            return await in_thread(self._read_pool, job, cancel)
+            return await self._read_pool.run(job, cancel)
         except TransferError as error:
             if error.reason in ("timeout", "wedged", "disconnected"):
                 self._verified.discard(engine_id)  # the next pull asks over HTTP first, which fails sooner
@@ -144,7 +144,7 @@ class Connections:
         before = self._engines.get(key)
         if before is not None and before != theirs.engine_id:
             await self._forget(before)
-        await in_thread(self._connect_pool, lambda: self._transport.add_peer(theirs))
+        await self._connect_pool.run(lambda: self._transport.add_peer(theirs))
         self._engines[key] = theirs.engine_id
         self._engines.move_to_end(key)
         self._verified.add(theirs.engine_id)
@@ -176,4 +176,4 @@ class Connections:
         self._verified.discard(engine_id)
         self._gates.pop(engine_id, None)
         with contextlib.suppress(TransferError):
-            await in_thread(self._connect_pool, lambda: self._transport.remove_peer(engine_id))
+            await self._connect_pool.run(lambda: self._transport.remove_peer(engine_id))
