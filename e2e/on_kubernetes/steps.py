@@ -63,25 +63,25 @@ class Killing:
 @contextlib.asynccontextmanager
 async def operators_killed(scene: Scene, at: int) -> AsyncIterator[Killing]:
     """While the body makes a change, as its steps show."""
-    killing = Killing(at)
-    watching = asyncio.create_task(_watch(scene, killing))
+    killing, over = Killing(at), asyncio.Event()
+    watching = asyncio.create_task(_watch(scene, killing, over))
     try:
         yield killing
     finally:
-        watching.cancel()
+        # Not cancelled: a kill that has begun is carried out.
+        over.set()
         ended = await asyncio.gather(watching, return_exceptions=True)
-    if isinstance(ended[0], Exception):
+    if ended[0] is not None:
         raise ended[0]
 
 
-async def _watch(scene: Scene, killing: Killing) -> None:
-    while True:
+async def _watch(scene: Scene, killing: Killing, over: asyncio.Event) -> None:
+    while not over.is_set():
         with contextlib.suppress(k.NotFound, k.Unavailable):
             step = step_of(await scene.site.model(), await scene.site.pods())
             if step not in killing.seen:
                 killing.seen.append(step)
                 if len(killing.seen) == killing.at + 1:
-                    # Not to be cut short by the change's end.
-                    await asyncio.shield(disruptions.kill_operators(scene))
+                    await disruptions.kill_operators(scene)
                     killing.killed = step[0]
         await asyncio.sleep(LOOK_SECONDS)
