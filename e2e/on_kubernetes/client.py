@@ -57,9 +57,12 @@ class Client:
         return self._state()
 
     async def stop(self, request: web.Request) -> web.Response:
+        """The last report, or null without traffic."""
         if self._traffic is not None:
             await self._traffic.stop()
-        return self._state()
+        report = self._state()
+        self._traffic = None
+        return report
 
     def _state(self) -> web.Response:
         return web.json_response(self._traffic.report() if self._traffic is not None else None)
