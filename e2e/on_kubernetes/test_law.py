@@ -14,7 +14,11 @@ from e2e.cluster.providers import tool
 from e2e.on_kubernetes.conftest import KubernetesSite, site_of
 from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
 from e2e.on_kubernetes.scene import Scene, model
+from forebay_engine.perf import load
+from forebay_operator import kube as k
 from forebay_operator.decide import reasons
+from forebay_operator.pilot import Checkpoint
+from forebay_operator.rescaler import LAW, write_checkpoint
 
 NAME = "turning"
 BEGIN_SECONDS = 60.0
@@ -73,16 +77,33 @@ def _prefill(ratio: str) -> int:
     return int(ratio.partition(":")[0])
 
 
+async def _know_the_workers(site: KubernetesSite) -> None:
+    """As after an hour of service: how fast they are is learnt from workers that have run for half a minute and more."""
+    perf = load("slow")
+    believed = {
+        "prefill_velocity": 2048 / perf.prefill_seconds(2048),
+        "weights_seconds": perf.weights_seconds,
+        "sequence_seconds": perf.sequence_seconds,
+        "resident_seconds": perf.resident_seconds,
+        "kv_tokens": float(perf.kv_capacity_tokens),
+        "max_batch": 256.0,
+    }
+    law = write_checkpoint(Checkpoint(believed=believed))
+    memory = {"status": {"memory": {LAW: law}}}
+    await site.kube.merge(k.MODELS, site.namespace, site.name, memory, subresource="status")
+
+
 async def test_the_ratio_follows_traffic(deployed: Deployed, site: KubernetesSite) -> None:
     scene = Scene(deployed, site)
     spec = {
-        "scaling": {"mode": "Auto"},
         # The router's own gear would take the prompts to decode workers, whatever their role.
         "router": {"replicas": 1, "convertible": "Never"},
         "objectives": {"timeToFirstTokenMilliseconds": 1000, "timePerOutputTokenMilliseconds": 60},
     }
     await site.apply(model(1, 3, **spec))
     await scene.serves(1, 3)
+    await _know_the_workers(site)
+    await site.apply(model(1, 3, **spec, scaling={"mode": "Auto"}))
     answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
     assert answer["status"] == 200, answer
     ended: list[dict[str, Any]] = []
