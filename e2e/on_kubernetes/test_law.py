@@ -78,7 +78,7 @@ def _prefill(ratio: str) -> int:
 
 
 async def _know_the_workers(site: KubernetesSite) -> None:
-    """As after an hour of service: how fast they are is learnt from workers that have run for half a minute and more."""
+    """As after an hour of service: their speed is learnt from workers that have run for half a minute and more."""
     perf = load("slow")
     believed = {
         "prefill_velocity": 2048 / perf.prefill_seconds(2048),
