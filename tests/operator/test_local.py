@@ -98,10 +98,8 @@ def test_containers_of_the_example() -> None:
         "--workers-file=/state/workers.json",
         "--token-file=/state/token",
         "--served-name=smollm2",
-        "--fallback=both-phases",
         "--ttft-ms=2000",
         "--tpot-ms=200",
-        "--convertible=overflow",
         "--drain-timeout-seconds=60",
     )
     assert decode.env["OMP_NUM_THREADS"] == "1"

@@ -141,7 +141,8 @@ class Cluster:
             [
                 *(sys.executable, "-m", "forebay_router.main", "--host", "127.0.0.1", "--port", str(port)),
                 *("--workers-file", str(self.workers_file), "--token-file", str(self.token_file)),
-                *("--served-name", self.model, "--name", "router", *(router_args or [])),
+                # A test that is about something else gets the plain two legs.
+                *("--served-name", self.model, "--name", "router", "--convertible", "never", *(router_args or [])),
             ],
             folder / "router.log",
         )

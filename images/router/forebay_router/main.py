@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -30,6 +31,9 @@ from forebay_wire.secret import BadSecretFile, read_token
 log = logging.getLogger("forebay_router")
 
 BACKLOG = 1024
+GARBAGE = 10_000
+"""Objects made, and not freed by their last reference, after which the collector looks for cycles."""
+
 CANCEL_SECONDS = 5.0
 MEET_SECONDS = 1.0
 """For the first word of the workers, before clients may connect."""
@@ -80,11 +84,11 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     parser.add_argument("--fallback", choices=("both-phases", "refuse"), default="both-phases")
     parser.add_argument("--api-keys-file", type=Path, help="clients' keys, one a line; by default none is asked for")
     parser.add_argument("--ttft-ms", type=_positive, default=1000.0, help="objective: time to first token")
-    parser.add_argument("--tpot-ms", type=_positive, default=40.0, help="objective: time per output token")
+    parser.add_argument("--tpot-ms", type=_positive, default=100.0, help="objective: time per output token")
     parser.add_argument(
         "--convertible",
         choices=CONVERTIBLE,
-        default="never",
+        default="overflow",
         help="when decode workers with head-room compute prompts: if the prefill queue is long, or also short prompts",
     )
     parser.add_argument(
@@ -187,6 +191,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     # A stream takes two sockets: its client's and its worker's.
     settings = replace(settings, max_connections=connections_that_fit(settings.max_connections, each=2))
+    # What was made so far stays: without this, every few requests' garbage has all modules looked through again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE)
     try:
         uvloop.run(serve(settings))
     except ApiFailed as error:

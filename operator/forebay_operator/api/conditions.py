@@ -91,6 +91,20 @@ class Reason(StrEnum):
     NO_ROOM = "NoRoom"
     """Nodes or GPUs for more workers are not there."""
 
+    TOO_MANY_REPLICAS = "TooManyReplicas"
+    """Demand asks for more workers than bounds allow; named as an HPA's is."""
+
+    TOO_FEW_REPLICAS = "TooFewReplicas"
+    """Demand asks for fewer workers than bounds allow."""
+
+    SPLIT_OUT_OF_BOUNDS = "SplitOutOfBounds"
+    """The workers would be split otherwise, but for a role's bounds."""
+
+    LIMITED_BY_RATIO = "LimitedByRatio"
+    LIMITED_BY_BUDGET = "LimitedByBudget"
+    LIMITED_BY_RATE = "LimitedByRate"
+    LIMITED_BY_PAUSE = "LimitedByPause"
+
     # RatioWithinBounds
     WITHIN_BOUNDS = "WithinBounds"
     OUT_OF_BOUNDS = "OutOfBounds"

@@ -54,6 +54,7 @@ def build_status(
         transport=transport_facts(observation.pods),
         now_unix=now.timestamp(),
         limited_by=_limited_by(previous),
+        decided=_decided(previous),
     )
     conditions = _conditions(facts, previous, now)
     status = DisaggregatedModelStatus(
@@ -143,3 +144,9 @@ def _transport(facts: TransportFacts, previous: Mapping[str, Any]) -> TransportS
 def _limited_by(previous: Mapping[str, Any]) -> str | None:
     decision = previous.get("decision")
     return None if decision is None else str(decision.get("limitedBy", ""))
+
+
+def _decided(previous: Mapping[str, Any]) -> frozenset[str]:
+    decision = previous.get("decision") or {}
+    said = (decision.get("reason"), (decision.get("inputs") or {}).get("workers"))
+    return frozenset(reason for reason in said if isinstance(reason, str))

@@ -30,6 +30,15 @@ _LIMITS: Final = {
 }
 """Where a limit of the law's is set."""
 
+_LIMITED: Final = {
+    reasons.LIMITED_BY_RATIO: Reason.LIMITED_BY_RATIO,
+    reasons.LIMITED_BY_BUDGET: Reason.LIMITED_BY_BUDGET,
+    reasons.LIMITED_BY_RATE: Reason.LIMITED_BY_RATE,
+    reasons.LIMITED_BY_PAUSE: Reason.LIMITED_BY_PAUSE,
+}
+_WANTS_MORE: Final = frozenset({reasons.AT_MOST, reasons.SHORT})
+_WANTS_FEWER: Final = frozenset({reasons.AT_LEAST, reasons.IDLE})
+
 Verdict = tuple[Literal["True", "False", "Unknown"], Reason, str]
 
 
@@ -47,6 +56,9 @@ class Facts:
     now_unix: float
     limited_by: str | None = None
     """Of the last decision of the scaling law; None: there was none."""
+
+    decided: frozenset[str] = frozenset()
+    """The rules that made that decision (decide/reasons.py)."""
 
     @property
     def serving(self) -> dict[Pool, int]:
@@ -171,8 +183,16 @@ def scaling_limited(facts: Facts) -> Verdict:
     if facts.limited_by:
         limits = facts.limited_by.split(",")
         where = "; ".join(f"{limit} (set by {_LIMITS[limit]})" if limit in _LIMITS else limit for limit in limits)
-        return "True", Reason.OUT_OF_BOUNDS, f"the last decision was limited by {where}"
+        return "True", _limit_reason(limits[0], facts.decided), f"the last decision was limited by {where}"
     return "False", Reason.WITHIN_LIMITS, "the last decision was carried out in full"
+
+
+def _limit_reason(limit: str, decided: frozenset[str]) -> Reason:
+    if limit in _LIMITED:
+        return _LIMITED[limit]
+    if decided & _WANTS_MORE:
+        return Reason.TOO_MANY_REPLICAS
+    return Reason.TOO_FEW_REPLICAS if decided & _WANTS_FEWER else Reason.SPLIT_OUT_OF_BOUNDS
 
 
 def ratio_within_bounds(facts: Facts) -> Verdict:

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from forebay_engine.executor.tags import expected_tokens
 from forebay_engine.types import EngineRequest, SamplingParams
 from support.cluster import until
 from support.cores import GREEDY, PROMPT, both, collect, idle, running
+from support.simulated_answers import expected_tokens
 
 
 @both

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forebay_engine.perf import PerfModel, load, names
 from forebay_engine.perf.fit import Sample, describe, errors, fit, read_splitwise
+from support.capacity import decode_capacity
 
 REAL = [name for name in names() if name not in ("slow", "instant")]
 
@@ -92,7 +93,7 @@ def test_every_named_model_is_whole(name: str) -> None:
     assert model.source in ("formula", "fitted", "made-up")
     assert model.note
     assert model.kv_capacity_tokens >= 16_384
-    capacity = model.decode_capacity(1024)
+    capacity = decode_capacity(model, 1024)
     assert capacity >= 1
     assert model.decode_seconds(capacity, capacity * 1024) <= model.tpot_objective_seconds
     more = capacity + 1

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from forebay_engine.executor.simulated import SimulatedExecutor
-from forebay_engine.executor.tags import expected_tokens
 from forebay_engine.kv.blocks import BlockPool
 from forebay_engine.kv.leases import LeaseTable
 from forebay_engine.perf import load
 from forebay_engine.scheduler import PullOrder, Scheduler, SchedulerConfig, SequenceState, StepPlan
 from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams, TokenEvent
+from support.simulated_answers import expected_tokens
 
 LEASE = 10.0
 RESERVED = 60.0

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from forebay_engine.executor.base import Executor
 from forebay_engine.executor.simulated import SimulatedExecutor
-from forebay_engine.executor.tags import PRINTABLE, TAG_BYTES, block_tags, expected_tokens
+from forebay_engine.executor.tags import PRINTABLE, TAG_BYTES
 from forebay_engine.perf import load
 from forebay_engine.types import SampleSpec, SamplingParams, SequenceStep, StepOutput
+from support.simulated_answers import block_tags, expected_tokens
 
 SIZE = 4
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]

@@ -19,17 +19,17 @@ from support.manifests import make_model
 RELEASED = Surroundings(engine_image="engine:1", router_image="router:1")
 GOLDEN: list[tuple[str, dict[str, Any], str, str]] = [
     # what, changes, revision of decode workers, hash of the router's template
-    ("gpu", {}, "aa379ed4", "9fbcd1c5"),
-    ("cpu", {"decode.gpus": {"count": 0}, "engine.threads": 4}, "94f58fd8", "9fbcd1c5"),
-    ("simulated", {"engine.type": "Simulated", "model.source": ...}, "491e99fe", "9fbcd1c5"),
+    ("gpu", {}, "aa379ed4", "d6e2d727"),
+    ("cpu", {"decode.gpus": {"count": 0}, "engine.threads": 4}, "94f58fd8", "d6e2d727"),
+    ("simulated", {"engine.type": "Simulated", "model.source": ...}, "491e99fe", "d6e2d727"),
     (
         "rdma",
         {"transfer": {"transport": "RDMA", "required": True, "rdma": {"networks": ["rail-0"]}}},
         "261619d1",
-        "9fbcd1c5",
+        "d6e2d727",
     ),
-    ("cache", {"model.source": "cache://smollm2-135m"}, "6eab8ee0", "9fbcd1c5"),
-    ("image", {"model.source": "image://models/llama:1", "model.maxModelLen": 4096}, "34999d9f", "9fbcd1c5"),
+    ("cache", {"model.source": "cache://smollm2-135m"}, "6eab8ee0", "d6e2d727"),
+    ("image", {"model.source": "image://models/llama:1", "model.maxModelLen": 4096}, "34999d9f", "d6e2d727"),
     (
         "pinned",
         {
@@ -41,7 +41,7 @@ GOLDEN: list[tuple[str, dict[str, Any], str, str]] = [
             "router.replicas": 1,
         },
         "d10211f6",
-        "d8769088",
+        "d74e7e11",
     ),
 ]
 

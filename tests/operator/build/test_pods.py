@@ -63,7 +63,7 @@ def test_workers_have_no_api_token_and_routers_have_one() -> None:
     assert "serviceAccountName" not in local
 
 
-@pytest.mark.parametrize("seconds", [1, 600])
+@pytest.mark.parametrize("seconds", [1, 900])
 def test_the_grace_period_holds_pause_and_drain(seconds: int) -> None:
     model = make_model({"drain.timeoutSeconds": seconds})
     for template in (worker_template(model, "decode"), router_template(model)):

@@ -9,6 +9,7 @@ import pytest
 from forebay_engine.perf import load
 from forebay_operator.observe.fits import COLD_SECONDS, Capacity, Watched
 from forebay_operator.observe.worker_counters import NONE, Counters, Page
+from support.capacity import decode_capacity
 
 
 def steps(batch: float, context: float, seconds: float, count: int = 100) -> Counters:
@@ -26,7 +27,7 @@ def test_the_fit_finds_a_known_workers_capacity(name: str, seed: int) -> None:
     """Seen at loads from a fifth of the capacity to all of it, with 5 % noise, it knows the batch that holds TPOT."""
     model, rng = load(name), random.Random(seed)
     context = 1000
-    most = model.decode_capacity(context)
+    most = decode_capacity(model, context)
     capacity = Capacity()
     for _ in range(40):
         batch = rng.uniform(0.2, 1.0) * most

@@ -182,18 +182,29 @@ def test_what_others_own_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limited_by", "said"),
+    ("decided", "limited_by", "reason", "said"),
     [
-        ("Bounds", "Bounds (set by the bounds in scaling.prefill and scaling.decode)"),
-        ("Ratio,Budget", "Ratio (set by scaling.ratio); Budget (set by scaling.maxGPUs)"),
-        ("RateLimit", "policies in scaling.behavior"),
-        ("Pause", "scaling.pause"),
+        (("AtMost", None), "Bounds", "TooManyReplicas", "Bounds (set by the bounds in scaling.prefill and scaling."),
+        (("Short", None), "Bounds", "TooManyReplicas", "scaling.decode"),
+        (("Balanced", "AtMost"), "Bounds", "TooManyReplicas", "scaling.prefill"),
+        (("AtLeast", None), "Bounds", "TooFewReplicas", "scaling.prefill"),
+        (("NoTraffic", "AtLeast"), "Bounds", "TooFewReplicas", "scaling.prefill"),
+        (("Starved", "Fits"), "Bounds", "SplitOutOfBounds", "scaling.prefill"),
+        (("Starved", None), "Ratio,Budget", "LimitedByRatio", "Ratio (set by scaling.ratio); Budget (set by scaling."),
+        (("AtMost", None), "Budget", "LimitedByBudget", "scaling.maxGPUs"),
+        (("Short", None), "RateLimit", "LimitedByRate", "policies in scaling.behavior"),
+        (("Paused", None), "Pause", "LimitedByPause", "scaling.pause"),
     ],
 )
-def test_a_limited_decision_names_where_the_limit_is_set(limited_by: str, said: str) -> None:
-    decision = {"time": "2026-01-01T00:00:00Z", "action": "Hold", "reason": "Paused", "limitedBy": limited_by}
+def test_a_limited_decision_says_by_what_and_where_that_is_set(
+    decided: tuple[str, str | None], limited_by: str, reason: str, said: str
+) -> None:
+    decision: dict[str, Any] = {"time": "2026-01-01T00:00:00Z", "action": "Hold", "limitedBy": limited_by}
+    decision["reason"] = decided[0]
+    if decided[1] is not None:
+        decision["inputs"] = {"workers": decided[1]}
     limited = condition(status_of(HEALTHY, previous={"decision": decision}), Type.SCALING_LIMITED)
-    assert limited["status"] == "True"
+    assert (limited["status"], limited["reason"]) == ("True", reason)
     assert said in limited["message"]
 
 

@@ -106,18 +106,6 @@ class PerfModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return self.transfer_seconds
         return self.transfer_seconds + num_tokens * self.kv_bytes_per_token / self.transfer_bytes_per_second
 
-    def decode_capacity(self, context: int) -> int:
-        """The largest batch of sequences with `context` tokens each that meets the TPOT objective and fits the KV."""
-        fits = self.kv_capacity_tokens // max(1, context)
-        low, high = 0, fits
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.decode_seconds(middle, middle * context) <= self.tpot_objective_seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
 
 def read(path: Path) -> PerfModel:
     """A calibrated model from a JSON file. Raises ValueError naming the file and the field at fault."""
