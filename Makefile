@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 MODEL_FILE ?= examples/smollm2.yaml
 
-.PHONY: run test lint bench soak format generate e2e kube-binaries clean install
+.PHONY: run test lint bench soak format generate e2e gpu-check kube-binaries clean install
 
 install: $(VENV)/.stamp-installed
 
@@ -65,6 +65,10 @@ kube-binaries: install
 
 e2e: install
 	$(PY) -m e2e
+
+# docs/gpu.md: what has to be seen on a GPU. Under 4 minutes on an H200.
+gpu-check: install
+	$(PY) tests/gpu
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

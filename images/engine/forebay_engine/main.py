@@ -88,7 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-waiting", type=_whole(0, 1_000_000), default=1024)
     parser.add_argument("--max-batched-tokens", type=_whole(1, 2**20), default=512)
     parser.add_argument("--threads", type=_whole(1, 1024), default=1)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where a native engine computes")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="cpu",
+        help="where a native engine computes; auto: on a GPU where torch sees one",
+    )
     parser.add_argument("--transport", choices=_TRANSPORTS, help="default: auto; simulated workers: simulated")
     parser.add_argument("--transport-required", action="store_true", help="never ready on a worse transport")
     parser.add_argument("--lease-seconds", type=_seconds, default=30.0)

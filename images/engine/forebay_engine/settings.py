@@ -40,7 +40,7 @@ class WorkerSettings:
 
     threads: int = 1
     device: str = "cpu"
-    """Native: where steps are computed."""
+    """Native: where steps are computed; auto | cpu | cuda."""
 
     transport: str = "auto"
     """auto | rdma | nvlink | tcp | shared-memory (NIXL/UCX), or `simulated`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,6 +38,12 @@ class Handshake(Message):
     words_address: int = 0
     num_words: int = 0
     """Lease words, 8 bytes each: by one of them a reader sees that a lease stands. 0: it must ask."""
+
+    memory: Literal["DRAM", "VRAM"] = "DRAM"
+    """Where the arena is: host memory, or a GPU's. The words are in host memory always."""
+
+    device: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
+    """Number of that GPU in the arena's process."""
 
 
 class LeaseRef(Message):

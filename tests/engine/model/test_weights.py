@@ -120,19 +120,17 @@ def test_no_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "flags", "wanted"),
+    ("name", "flags", "wanted"),
     [
-        ("auto", "cpu", {"avx2"}, torch.float32),
-        ("auto", "cpu", {"avx2", "avx512_bf16"}, torch.bfloat16),
-        ("auto", "cpu", {"amx_bf16"}, torch.bfloat16),
-        ("auto", "cpu", set(), torch.float32),
-        ("auto", "cuda", {"avx2"}, torch.bfloat16),
-        ("float32", "cpu", {"amx_bf16"}, torch.float32),
-        ("float16", "cuda", set(), torch.float16),
+        ("auto", {"avx2"}, torch.float32),
+        ("auto", {"avx2", "avx512_bf16"}, torch.bfloat16),
+        ("auto", {"amx_bf16"}, torch.bfloat16),
+        ("auto", set(), torch.float32),
+        ("float32", {"amx_bf16"}, torch.float32),
     ],
 )
-def test_dtype(name: str, device: str, flags: set[str], wanted: torch.dtype) -> None:
-    assert resolve_dtype(name, torch.device(device), frozenset(flags)) == wanted
+def test_dtype_on_a_cpu(name: str, flags: set[str], wanted: torch.dtype) -> None:
+    assert resolve_dtype(name, torch.device("cpu"), frozenset(flags)) == wanted
 
 
 @pytest.mark.parametrize("name", ["float16", "int8", ""])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from forebay_engine.sampling.sampler import sample, score  # noqa: E402
+from forebay_engine.sampling import batch  # noqa: E402
+from forebay_engine.sampling.sampler import _sample_on_device, sample, score  # noqa: E402
 from forebay_engine.types import SampleSpec, SamplingParams  # noqa: E402
 
 pytestmark = pytest.mark.model
@@ -44,6 +45,22 @@ PARAMS = st.fixed_dictionaries(
     }
 )
 CASE = st.tuples(st.integers(0, 1000), PARAMS, st.lists(st.integers(0, VOCAB - 1), max_size=6))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(CASE, min_size=1, max_size=6), st.sampled_from([0, 1, 2]))
+def test_a_gpu_draws_as_a_cpu_does(cases: list[Any], ties: int) -> None:
+    """The tensor operations that a GPU runs, on CPU tensors, some rows at a time; `ties` rounds logits so that many
+    are equal."""
+    logits = torch.cat([row(seed) for seed, _, _ in cases])
+    if ties:
+        logits = (logits * ties).round() / ties
+    specs = [SampleSpec(SamplingParams(**params), [1, 2, 2], output) for _, params, output in cases]
+    before = logits.clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "ROWS", 4)
+        assert _sample_on_device(logits, specs) == sample(logits, specs)
+    assert torch.equal(logits, before)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 
 from forebay_engine.transfer import nixl
 from forebay_engine.transfer.base import TransferError
+from forebay_engine.transfer.memory import HOST, Place
 from forebay_engine.transfer.nixl_agent import NixlAgent
 from forebay_engine.transfer.nixl_reads import Peer, Reads
 from forebay_engine.transfer.ucx import ProtocolTable, Route
@@ -53,9 +54,9 @@ class Agent(NixlAgent):
     def release_list(self, descriptors: Any) -> None:
         self.freed_lists.append(descriptors)
 
-    def register(self, address: int, nbytes: int) -> None: ...
+    def register(self, address: int, nbytes: int, place: Place = HOST) -> None: ...
 
-    def describe(self, agent: str, address: int, width: int, places: int) -> Any:
+    def describe(self, agent: str, address: int, width: int, places: int, place: Place = HOST) -> Any:
         return object()
 
     def progress(self) -> None: ...
@@ -124,7 +125,7 @@ def test_a_peer_that_is_left_in_the_middle_of_a_read_keeps_its_descriptors_until
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent = Agent()
-    monkeypatch.setattr(nixl, "NixlAgent", lambda name, transport: agent)
+    monkeypatch.setattr(nixl, "NixlAgent", lambda name, transport, **options: agent)
     sleeps = 0
 
     def sleep(seconds: float) -> None:

@@ -103,6 +103,20 @@ def test_environment(transport: str, infiniband: bool, tls: str | None) -> None:
     assert env["UCX_LOG_FILE"] == "/x"
 
 
+@pytest.mark.parametrize(
+    ("transport", "tls"),
+    [
+        ("auto", None),
+        ("tcp", "tcp,cuda_copy"),
+        ("shared-memory", "tcp,cma,cuda_copy,cuda_ipc"),
+        ("rdma", "ib,cuda_copy"),
+        ("nvlink", "cuda_ipc,cuda_copy,tcp"),
+    ],
+)
+def test_environment_of_an_arena_in_a_gpu(transport: str, tls: str | None) -> None:
+    assert environment(transport, infiniband=True, log_file="/x", cuda=True).get("UCX_TLS") == tls
+
+
 @pytest.mark.parametrize(("transport", "words"), [("rdma", "no RDMA device"), ("pigeon", "not one of")])
 def test_what_can_not_be_is_refused(transport: str, words: str) -> None:
     with pytest.raises(TransportUnavailable, match=words):

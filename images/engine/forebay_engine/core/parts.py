@@ -20,6 +20,7 @@ from forebay_engine.scheduler import Scheduler, SchedulerConfig
 from forebay_engine.settings import WorkerSettings
 from forebay_engine.transfer.base import Transport
 from forebay_engine.transfer.compat import compat_hash
+from forebay_engine.transfer.memory import HOST, Place
 from forebay_engine.transfer.peers import PeerClient
 from forebay_engine.transfer.service import Identity, TransferService
 from forebay_wire import VERSION
@@ -37,14 +38,9 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
     """Loads the model and registers its arena with NIXL. Raises ModelError; takes seconds."""
     if settings.model_dir is None:
         raise ModelError("a native engine needs a model folder: give --model-dir")
-    if settings.device != "cpu":
-        # Falling back to the CPU would hold a GPU and answer a hundred times slower, in silence.
-        raise ModelError(
-            f"--device {settings.device}: this release's native engine computes on the CPU only (no CUDA kernels, no "
-            "KV transfer from GPU memory yet); set gpus.count to 0, or engine.type to Simulated"
-        )
     # torch and NIXL are imported here only: a simulated worker must start without them.
     from forebay_engine.executor.torch_executor import TorchExecutor
+    from forebay_engine.transfer.device_memory import DeviceMemory
     from forebay_engine.transfer.nixl import NixlTransport
 
     words = LeaseWords(_engine_id(settings))
@@ -54,7 +50,9 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
         block_size=settings.block_size,
         dtype=settings.dtype,
         threads=settings.threads,
+        device=settings.device,
     )
+    memory = None if executor.device.type == "cpu" else DeviceMemory(executor.arena)
     transport = NixlTransport(
         address=executor.base_address(),
         block_bytes=executor.layout.block_bytes,
@@ -62,9 +60,11 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
         transport=settings.transport,
         words=words,
         keepalive=executor.arena,
+        memory=memory,
     )
     model = f"{settings.served_name}:{_fingerprint(settings.model_dir)}"
-    return _join(settings, executor, transport, words, "nixl", model, executor.spec.max_len)
+    place = HOST if memory is None else memory.place
+    return _join(settings, executor, transport, words, "nixl", model, executor.spec.max_len, place)
 
 
 def simulated_parts(settings: WorkerSettings) -> CoreParts:
@@ -116,6 +116,7 @@ def _join(
     kind: str,
     model: str,
     model_limit: int,
+    place: Place = HOST,
 ) -> CoreParts:
     layout = executor.layout
     if settings.max_model_len is not None and settings.max_model_len > model_limit:
@@ -153,6 +154,7 @@ def _join(
         base_address=executor.base_address(),
         block_bytes=layout.block_bytes,
         num_blocks=executor.num_blocks,
+        place=place,
     )
     token = read_token(settings.token_file).decode() if settings.token_file is not None else None
 

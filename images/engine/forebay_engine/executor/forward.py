@@ -1,8 +1,9 @@
-"""The two ways from a step's tokens to hidden states and logits: torch operations, and the CPU kernels."""
+"""The ways from a step's tokens to hidden states and logits: CPU kernels, GPU kernels, or torch operations alone."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -82,13 +83,39 @@ def _kernel_cache() -> Path:
         raise KernelsUnavailable(str(error)) from error
 
 
+def _gpu_forward(folder: Path, spec: ModelSpec, arena: torch.Tensor) -> Forward:
+    try:
+        from forebay_engine.executor.decode_graphs import CudaRecord
+        from forebay_engine.executor.gpu_forward import GpuForward
+        from forebay_engine.kernels.gpu.launch import INTERPRETED
+    except ImportError as error:
+        raise ModelError(
+            f"GPU kernels need Triton ({error}); use the engine image, or torch's CUDA build for Linux, which brings it"
+        ) from error
+    if INTERPRETED:
+        raise ModelError("TRITON_INTERPRET is set: kernels would run in numpy, on the CPU; unset it to use the GPU")
+    try:
+        forward = GpuForward(folder, spec, arena, CudaRecord())
+        started = time.monotonic()
+        forward.warm_up()
+        log.info("GPU kernels compiled in %.1f s", time.monotonic() - started)
+        return forward
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the weights don't fit into the GPU's memory beside a KV arena of {arena.nbytes / 1e9:.1f} GB; give the "
+            f"worker less KV memory (--kv-memory, engine.kvCache.memory) or a larger GPU: {error}"
+        ) from error
+
+
 def make_forward(
     folder: Path, spec: ModelSpec, layout: ArenaLayout, arena: torch.Tensor, *, threads: int, kernels: bool
 ) -> Forward:
-    """The kernels on a CPU unless `kernels` is False or there are none for it, which is logged; else torch.
+    """The device's kernels unless `kernels` is False; torch alone on a CPU that they don't know, which is logged.
 
-    Raises ModelError when the folder's weights can't be served.
+    Raises ModelError when the folder's weights can't be served, or a GPU's kernels can't be had.
     """
+    if kernels and arena.device.type == "cuda":
+        return _gpu_forward(folder, spec, arena)
     if kernels and arena.device.type == "cpu":
         try:
             library = load_kernels(arena.dtype, read_cpu_flags(), _kernel_cache())

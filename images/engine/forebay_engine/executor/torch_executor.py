@@ -1,12 +1,14 @@
-"""The real executor: a transformer over one arena tensor, in torch or in the CPU kernels (forward.py)."""
+"""The real executor: a transformer over one arena tensor, on a CPU or a GPU (forward.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from forebay_engine.device import choose_device, download, finish, upload
 from forebay_engine.errors import ModelError
 from forebay_engine.executor.arena import allocate_arena
 from forebay_engine.executor.forward import make_forward
@@ -36,12 +38,13 @@ class TorchExecutor:
         device: str = "cpu",
         kernels: bool = True,
     ) -> None:
-        """Load the model and allocate the arena. `kernels` False computes with torch where there are CPU kernels too.
+        """Load the model and allocate the arena. `device` is auto, cpu or cuda (device.py). `kernels` False computes
+        with torch alone where there are kernels too.
 
-        Raises ModelError when the folder can't be served, the dtype doesn't fit the device, or the memory is too small
-        for one block.
+        Raises ModelError when the folder can't be served, the device isn't there, the dtype doesn't fit it, or the
+        memory is too small for one block.
         """
-        self.device = torch.device(device)
+        self.device = choose_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         if self.device.type == "cpu":
             torch.set_num_threads(threads)
@@ -70,12 +73,19 @@ class TorchExecutor:
         return self.arena.data_ptr()
 
     def execute(self, steps: Sequence[SequenceStep]) -> list[StepOutput]:
-        """Run one step of any mixture of prefill chunks and decode tokens."""
+        """Run one step of any mixture of prefill chunks and decode tokens.
+
+        When it returns, the step's K and V are in the arena: a peer may read them the next moment, and knows nothing of
+        this GPU's queue.
+        """
         if not steps:
             return []
         with torch.inference_mode():
             order, hidden = self._forward.hidden(steps)
-            return self._outputs(steps, order, hidden)
+            outputs = self._outputs(steps, order, hidden)
+            if all(step.sample is None for step in steps):
+                finish(self.device)  # else sampling has waited for all of it
+            return outputs
 
     def close(self) -> None:
         """The arena lives until the transport lets go of it too."""
@@ -99,7 +109,8 @@ class TorchExecutor:
                 specs.append(step.sample)
         if sampled:
             # Only rows that give a token meet the vocabulary: for a small model it is the largest matrix.
-            tokens = sample(self._forward.logits(hidden[rows]), specs)
+            chosen = upload(np.array(rows, dtype=np.int32), self.device)
+            tokens = sample(self._forward.logits(hidden.index_select(0, chosen)), specs)
             for i, output in zip(sampled, tokens, strict=True):
                 outputs[i] = output
         for i, logprobs in scored.items():
@@ -118,6 +129,7 @@ class TorchExecutor:
         found: list[TokenLogprob] = []
         for first in range(0, len(targets), _SCORED_ROWS):
             part = targets[first : first + _SCORED_ROWS]
-            logits = self._forward.logits(hidden[first : first + len(part)]).double().cpu().numpy()
-            found.extend(score(logits[i], target, top) for i, target in enumerate(part))
+            (logits,) = download(self._forward.logits(hidden[first : first + len(part)]))
+            wide = logits.double().numpy()
+            found.extend(score(wide[i], target, top) for i, target in enumerate(part))
         return found

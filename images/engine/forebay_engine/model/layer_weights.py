@@ -34,16 +34,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Reads matrices. On a CPU those that follow a norm hold its weight (`fold`)."""
+    """Reads matrices. With `folds` those that follow a norm hold its weight (`fold`)."""
 
     files: WeightFiles
     spec: ModelSpec
     dtype: torch.dtype
     device: torch.device
-
-    @property
-    def folds(self) -> bool:
-        return self.device.type == "cpu"
+    folds: bool
 
     def layer(self, index: int) -> LayerWeights:
         spec, at = self.spec, f"model.layers.{index}"

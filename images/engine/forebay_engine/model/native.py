@@ -37,7 +37,7 @@ class NativeNetwork:
         self.spec = spec
         cpu = torch.device("cpu")
         with WeightFiles(folder) as files, torch.inference_mode():
-            loader = Loader(files, spec, kernels.dtype, cpu)
+            loader = Loader(files, spec, kernels.dtype, cpu, folds=True)
             model = KernelModel(
                 hidden=spec.hidden,
                 heads=spec.heads,

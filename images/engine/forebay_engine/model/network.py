@@ -58,7 +58,7 @@ class Network:
         self.min_rows = min_rows(device, dtype)
         self._inverse = inverse_frequencies(spec).to(device)
         with WeightFiles(folder) as files, torch.inference_mode():
-            loader = Loader(files, spec, dtype, device)
+            loader = Loader(files, spec, dtype, device, folds=device.type == "cpu")
             self._layers = [_layer(loader, i) for i in range(spec.layers)]
             self._norm = _norm(spec, None if loader.folds else loader.final_norm())
             self._head = make_linear(loader.head())

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from forebay_engine.device import download, upload
 from forebay_engine.sampling import filters
+from forebay_engine.sampling.batch import draw
 from forebay_engine.sampling.rng import uniform
 from forebay_engine.types import SampleSpec, StepOutput
 from forebay_wire.transfer import TokenLogprob
@@ -16,21 +18,44 @@ from forebay_wire.transfer import TokenLogprob
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[StepOutput]:
     """One token per row. `logits` float32 [n, vocab_size], on any device, left unchanged; `specs` has n entries.
 
-    Rows that are plain greedy cost one argmax; the others are drawn on the CPU in float64.
+    Rows that are plain greedy cost one argmax; the others are drawn in float64. On a GPU all rows are drawn there, and
+    the tokens come in one copy, together with the logits of the rows that are to report log-probabilities.
     """
     if logits.shape[0] != len(specs):
         raise ValueError(f"sampling {len(specs)} sequences from {logits.shape[0]} rows of logits")
+    if logits.device.type != "cpu":
+        return _sample_on_device(logits, specs)
     outputs: list[StepOutput | None] = [None] * len(specs)
     plain = [i for i, spec in enumerate(specs) if _is_plain_greedy(spec)]
+    drawn = [i for i, spec in enumerate(specs) if not _is_plain_greedy(spec)]
     if plain:
-        rows = logits if len(plain) == len(specs) else logits[plain]
         # argmax gives the first of equal maxima, which is the lowest id.
-        for i, token in zip(plain, rows.argmax(dim=-1).tolist(), strict=True):
+        for i, token in zip(plain, _rows(logits, plain).argmax(dim=-1).tolist(), strict=True):
             outputs[i] = StepOutput(token)
-    for i, spec in enumerate(specs):
-        if outputs[i] is None:
-            outputs[i] = _sample_row(logits[i].double().cpu().numpy(), spec)
+    for i in drawn:
+        outputs[i] = _sample_row(logits[i].double().numpy(), specs[i])
     return [output for output in outputs if output is not None]
+
+
+def _sample_on_device(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[StepOutput]:
+    plain = [i for i, spec in enumerate(specs) if _is_plain_greedy(spec)]
+    drawn = [i for i, spec in enumerate(specs) if not _is_plain_greedy(spec)]
+    scored = [i for i, spec in enumerate(specs) if spec.params.logprobs is not None]
+    best = _rows(logits, plain).argmax(dim=-1)
+    tokens = draw(_rows(logits, drawn), [specs[i] for i in drawn]) if drawn else best[:0]
+    here, rows = download(torch.cat((best, tokens)), _rows(logits, scored))
+    token_of = dict(zip(plain + drawn, here.tolist(), strict=True))
+    outputs = {i: StepOutput(token) for i, token in token_of.items()}
+    for i, row in zip(scored, rows, strict=True):
+        outputs[i] = StepOutput(token_of[i], score(row.double().numpy(), token_of[i], specs[i].params.logprobs or 0))
+    return [outputs[i] for i in range(len(specs))]
+
+
+def _rows(logits: torch.Tensor, wanted: list[int]) -> torch.Tensor:
+    """Those of `logits`; all of it uncopied."""
+    if len(wanted) == logits.shape[0]:
+        return logits
+    return logits.index_select(0, upload(np.array(wanted, dtype=np.int32), logits.device))
 
 
 def score(row: filters.Row, token_id: int, top: int) -> TokenLogprob:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from forebay_engine.core.handle import TransferTotals
+from forebay_engine.transfer.memory import HOST, Place
 from forebay_wire.messages import Compatibility
 
 
@@ -21,6 +22,8 @@ class Identity:
     base_address: int
     block_bytes: int
     num_blocks: int
+    place: Place = HOST
+    """Of the arena. Not part of the compatibility: blocks of one layout can be read from either kind into either."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""NIXL over UCX: reads blocks of other processes' KV arenas (host memory).
+"""NIXL over UCX: reads blocks of other processes' KV arenas, in host memory or in a GPU's.
 
 Facts this is built on, all measured with NIXL 1.5: its progress thread spins a core, so there is none and the service
 calls progress(); the first read of a peer costs 10-50 ms, so add_peer makes one. nixl_reads.py has the reads,
@@ -15,6 +15,7 @@ from typing import Any
 
 from forebay_engine.kv.lease_words import WORD_BYTES, LeaseMark, LeaseWords
 from forebay_engine.transfer.base import TransferError, check_blocks
+from forebay_engine.transfer.memory import HOST, ArenaMemory, HostMemory, Place
 from forebay_engine.transfer.nixl_agent import NixlAgent, calling, never_free
 from forebay_engine.transfer.nixl_reads import Peer, Reads
 from forebay_engine.transfer.ucx import PROCESS, ProtocolTable
@@ -35,12 +36,13 @@ class NixlTransport:
         transport: str = "auto",
         words: LeaseWords | None = None,
         keepalive: object = None,
+        memory: ArenaMemory | None = None,
         connect_timeout: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Registers num_blocks x block_bytes bytes from `address`, which `keepalive` owns, and `words` for readers of
-        our leases. Both are held until close.
+        our leases. Both are held until close. `memory` says where those bytes are; None: host memory.
 
         Raises ucx.TransportUnavailable, or TransferError when NIXL or its UCX backend can't start.
         """
@@ -52,8 +54,10 @@ class NixlTransport:
         self._peers: dict[str, Peer] = {}
         self._retiring: dict[str, Peer] = {}
         name = f"forebay-{uuid.uuid4().hex}"  # fresh per start: peers can't mistake it for its predecessor
-        self._agent = NixlAgent(name, transport)
-        self._agent.register(address, block_bytes * num_blocks)
+        self._memory = memory or HostMemory(address, block_bytes)
+        self._memory.enter()
+        self._agent = NixlAgent(name, transport, cuda=self._memory.place.kind == "VRAM")
+        self._agent.register(address, block_bytes * num_blocks, self._memory.place)
         if words is not None:
             self._agent.register(words.address, words.nbytes)
         self._metadata = self._agent.metadata()
@@ -64,6 +68,7 @@ class NixlTransport:
             block_bytes=block_bytes,
             num_blocks=num_blocks,
             word_bytes=WORD_BYTES,
+            memory=self._memory,
             clock=clock,
             sleep=sleep,
             table=self._table,
@@ -85,6 +90,7 @@ class NixlTransport:
                 f"this one's have {self._block_bytes}: only equal blocks can be read",
                 reason="refused",
             )
+        self._memory.enter()
         with self._agent.exclusive():
             if handshake.engine_id in self._peers:
                 return
@@ -100,6 +106,7 @@ class NixlTransport:
             raise
 
     def remove_peer(self, engine_id: str) -> None:
+        self._memory.enter()
         with self._agent.exclusive():
             peer = self._peers.pop(engine_id, None)
             if peer is not None:
@@ -119,6 +126,7 @@ class NixlTransport:
         peer = self._peers.get(engine_id)
         if peer is None:
             raise TransferError(f"engine {engine_id} is not connected: handshake first", reason="not_connected")
+        self._memory.enter()
         check_blocks(remote_blocks, local_blocks, remote_total=peer.num_blocks, local_total=self._num_blocks)
         try:
             return self._reads.read(peer, remote_blocks, local_blocks, self._clock() + timeout, cancel, lease)
@@ -128,6 +136,7 @@ class NixlTransport:
             raise
 
     def progress(self) -> None:
+        self._memory.enter()
         # A read under way holds the lock and drives UCX itself.
         if not self._agent.lock.acquire(blocking=False):
             return
@@ -141,6 +150,7 @@ class NixlTransport:
     def close(self) -> None:
         """Leaves every peer and gives the arena back. Reads under way must have ended, else the arena is kept for
         ever."""
+        self._memory.enter()
         with self._agent.lock:
             if self._agent.closed:
                 return
@@ -173,15 +183,16 @@ class NixlTransport:
         with calling(f"connect to engine {handshake.engine_id}"):
             agent = self._agent.add_remote(handshake.agent)
             try:
-                blocks = self._describe(agent, handshake.base_address, self._block_bytes, handshake.num_blocks)
-                words = self._describe(agent, handshake.words_address, WORD_BYTES, handshake.num_words)
+                place = Place(handshake.memory, handshake.device)
+                blocks = self._describe(agent, handshake.base_address, self._block_bytes, handshake.num_blocks, place)
+                words = self._describe(agent, handshake.words_address, WORD_BYTES, handshake.num_words, HOST)
             except Exception:
                 self._agent.remove_remote(agent)
                 raise
             return Peer(handshake.engine_id, agent, blocks, handshake.num_blocks, words, handshake.num_words)
 
-    def _describe(self, agent: str, address: int, width: int, places: int) -> Any:
-        return self._agent.describe(agent, address, width, places) if places > 0 else None
+    def _describe(self, agent: str, address: int, width: int, places: int, place: Place) -> Any:
+        return self._agent.describe(agent, address, width, places, place) if places > 0 else None
 
     def _unload(self, peer: Peer) -> None:
         peer.unloaded = True

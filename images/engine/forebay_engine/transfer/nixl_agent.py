@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from forebay_engine.transfer.base import TransferError
+from forebay_engine.transfer.memory import HOST, Place
 from forebay_engine.transfer.ucx import PROCESS
 
-MEMORY = "DRAM"
 OURSELVES = "NIXL_INIT_AGENT"
 
 
@@ -23,13 +23,16 @@ class NixlAgent:
     Descriptor lists and request handles are NIXL's own objects.
     """
 
-    def __init__(self, name: str, transport: str) -> None:
-        """Raises ucx.TransportUnavailable, or TransferError when NIXL or its UCX backend can't start."""
+    def __init__(self, name: str, transport: str, *, cuda: bool = False) -> None:
+        """`cuda`: memory of a GPU will be registered.
+
+        Raises ucx.TransportUnavailable, or TransferError when NIXL or its UCX backend can't start.
+        """
         self.name = name
         self.lock = threading.Lock()
         self.closed = False
         self._regions: list[Any] = []
-        with PROCESS.starting(transport), calling("start NIXL with its UCX backend"):
+        with PROCESS.starting(transport, cuda=cuda), calling("start NIXL with its UCX backend"):
             api = _import_nixl()
             self._agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
 
@@ -46,15 +49,15 @@ class NixlAgent:
         with calling("describe this agent"):
             return bytes(self._agent.get_agent_metadata())
 
-    def register(self, address: int, nbytes: int) -> None:
-        with calling(f"register {nbytes} bytes of memory"):
-            self._regions.append(self._agent.register_memory([(address, nbytes, 0, "")], MEMORY))
+    def register(self, address: int, nbytes: int, place: Place = HOST) -> None:
+        with calling(f"register {nbytes} bytes of {place.kind}"):
+            self._regions.append(self._agent.register_memory([(address, nbytes, place.device, "")], place.kind))
 
-    def describe(self, agent: str, address: int, width: int, places: int) -> Any:
+    def describe(self, agent: str, address: int, width: int, places: int, place: Place = HOST) -> Any:
         """A prepared list of `places` descriptors of `width` bytes each, side by side from `address` on."""
-        strided = np.array([[address, width, 0, width, places]], dtype=np.uint64)
-        with calling(f"describe {places} places of {width} bytes"):
-            return self._agent.prep_xfer_dlist(agent, strided, MEMORY)
+        strided = np.array([[address, width, place.device, width, places]], dtype=np.uint64)
+        with calling(f"describe {places} places of {width} bytes of {place.kind}"):
+            return self._agent.prep_xfer_dlist(agent, strided, place.kind)
 
     def add_remote(self, metadata: bytes) -> str:
         """The peer's agent name."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from forebay_engine.kv.lease_words import LeaseMark
 from forebay_engine.transfer.base import TransferError
+from forebay_engine.transfer.memory import ArenaMemory, HostMemory
 from forebay_engine.transfer.nixl_agent import OURSELVES, NixlAgent, calling
 from forebay_engine.transfer.staging import Slot, Staging
 from forebay_engine.transfer.ucx import ProtocolTable
@@ -114,20 +115,22 @@ class Reads:
         block_bytes: int,
         num_blocks: int,
         word_bytes: int,
+        memory: ArenaMemory | None = None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
         table: ProtocolTable,
     ) -> None:
         self._agent = agent
-        self._address = address
+        self._memory = memory or HostMemory(address, block_bytes)
         self._block_bytes = block_bytes
         self._clock = clock
         self._sleep = sleep
         self._table = table
         self._one_sided = False
         self.begun = 0
-        self.arena = agent.describe(OURSELVES, address, block_bytes, num_blocks)
-        self.staging = Staging(block_bytes, agent)
+        place = self._memory.place
+        self.arena = agent.describe(OURSELVES, address, block_bytes, num_blocks, place)
+        self.staging = Staging(block_bytes, agent, place=place, allocate=self._memory.allocate)
         self._words = Staging(word_bytes, agent, slot_bytes=word_bytes)
 
     def read(
@@ -221,7 +224,7 @@ class Reads:
             yield Piece(peer.blocks, remote[start : start + size], (), self.staging, self._into(blocks))
 
     def _into(self, blocks: Sequence[int]) -> Callable[[Slot], None]:
-        return lambda slot: slot.copy_out(self._address, blocks)
+        return lambda slot: self._memory.put(slot.buffer, blocks)
 
     def _stands(
         self,

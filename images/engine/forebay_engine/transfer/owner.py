@@ -88,6 +88,8 @@ class Owner:
             num_blocks=identity.num_blocks,
             words_address=0 if words is None else words.address,
             num_words=0 if words is None else COUNT,
+            memory=identity.place.kind,
+            device=identity.place.device,
         )
 
     def heartbeat(self, leases: Sequence[LeaseRef]) -> HeartbeatResponse:

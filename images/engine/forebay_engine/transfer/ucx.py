@@ -33,10 +33,15 @@ def has_infiniband(sys_class: Path = Path("/sys/class/infiniband")) -> bool:
     return sys_class.is_dir() and any(sys_class.iterdir())
 
 
-def environment(transport: str, *, infiniband: bool, log_file: str) -> dict[str, str]:
+_CUDA_TLS = {"tcp": ",cuda_copy", "shared-memory": ",cuda_copy,cuda_ipc", "rdma": ",cuda_copy", "nvlink": ""}
+"""Added where the arena is in a GPU: UCX takes its memory for a GPU's only with one of these. cuda_ipc is the way
+between two GPUs of one host, so `tcp` does without it."""
+
+
+def environment(transport: str, *, infiniband: bool, log_file: str, cuda: bool = False) -> dict[str, str]:
     """Variables UCX needs before NIXL is imported. What the operator set already wins over these.
 
-    Raises TransportUnavailable.
+    `cuda`: memory of a GPU will be registered. Raises TransportUnavailable.
     """
     if transport not in _TLS:
         raise TransportUnavailable(f"transport {transport!r} is not one of {', '.join(_TLS)}")
@@ -54,7 +59,7 @@ def environment(transport: str, *, infiniband: bool, log_file: str) -> dict[str,
     }
     tls = _TLS[transport]
     if tls is not None:
-        env["UCX_TLS"] = tls
+        env["UCX_TLS"] = tls + (_CUDA_TLS[transport] if cuda else "")
     if not infiniband:
         # The bundled libnl-route crashes at exit when the ib module was loaded; without a device it is of no use.
         env["UCX_MODULES"] = "^ib"
@@ -191,7 +196,7 @@ class Process:
         """None while UCX was not started, or when the operator sends its log elsewhere."""
 
     @contextlib.contextmanager
-    def starting(self, transport: str) -> Iterator[None]:
+    def starting(self, transport: str, *, cuda: bool = False) -> Iterator[None]:
         """Around the import of NIXL and the making of an agent: the environment both read, and no longer.
 
         A child process must not inherit it: its log would be ours. Raises TransportUnavailable.
@@ -201,7 +206,7 @@ class Process:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="forebay-ucx-"))
             path = self._folder / "log"
-            wanted = environment(transport, infiniband=has_infiniband(), log_file=str(path))
+            wanted = environment(transport, infiniband=has_infiniband(), log_file=str(path), cuda=cuda)
             ours = {name: value for name, value in wanted.items() if name not in os.environ}
             os.environ.update(ours)
             try:
