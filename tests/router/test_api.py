@@ -10,9 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from forebay_router import trust
+from router.asking import ONE_PAIR, ask, chat, check, completion
 from router.conftest import StartBench
 from router.fake_worker import PROMPT_TOKENS, TOKEN, Fault
-from router.test_rules import ONE_PAIR, ask, chat, check, completion
 from support.cluster import until
 
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import aiohttp
 import pytest
 
-from forebay_router.upstream import CONNECT_ATTEMPTS
+from forebay_router.connections import Connection, Pool
+from forebay_router.upstream import CONNECT_ATTEMPTS, WorkerClient
 from forebay_router.workers import Worker
-from router.conftest import Bench, StartBench
-from router.test_rules import ask, check, completion
+from router.asking import ask, check, completion
+from router.conftest import StartBench
 
 
-def never_connected(monkeypatch: pytest.MonkeyPatch, bench: Bench, times: int) -> list[str]:
-    """The router's next `times` requests to workers find no connection in time; the URLs they were for."""
-    original, session, late = aiohttp.ClientSession.post, bench.router._client._session, []
+def never_connected(monkeypatch: pytest.MonkeyPatch, times: int) -> list[tuple[str, int]]:
+    """The router's next `times` connections to workers do not come in time; the addresses they were for."""
+    original, late = Pool.take, []
 
-    def post(self: aiohttp.ClientSession, url: str, **kwargs: Any) -> Any:
-        if self is not session or len(late) >= times:
-            return original(self, url, **kwargs)
-        late.append(url)
+    async def take(self: Pool, host: str, port: int) -> Connection:
+        if len(late) >= times:
+            return await original(self, host, port)
+        late.append((host, port))
+        raise TimeoutError
 
-        async def fail() -> None:
-            raise aiohttp.ConnectionTimeoutError
-
-        return fail()
-
-    monkeypatch.setattr(aiohttp.ClientSession, "post", post)
+    monkeypatch.setattr(Pool, "take", take)
     return late
 
 
@@ -37,7 +31,7 @@ async def test_a_burst_condemns_no_worker_that_speaks(
 ) -> None:
     """In a burst it is the router that is late, for all its workers at once."""
     bench = await start_bench()
-    late = never_connected(monkeypatch, bench, CONNECT_ATTEMPTS - 1)
+    late = never_connected(monkeypatch, CONNECT_ATTEMPTS - 1)
     check(await ask(bench, completion(stream)), completion(stream))
     assert len(late) == CONNECT_ATTEMPTS - 1
     assert {worker["state"] for worker in (await bench.load())["workers"]} == {"ready"}
@@ -47,7 +41,16 @@ async def test_a_burst_condemns_no_worker_that_speaks(
 async def test_a_silent_worker_is_asked_once(start_bench: StartBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = await start_bench()
     monkeypatch.setattr(Worker, "suspect", lambda self, now: True)
-    late = never_connected(monkeypatch, bench, 4)
+    late, failed, original = never_connected(monkeypatch, 4), [], WorkerClient._connection
+
+    async def connection(self: WorkerClient, worker: Worker) -> Connection:
+        try:
+            return await original(self, worker)
+        except TimeoutError:
+            failed.append(worker.name)
+            raise
+
+    monkeypatch.setattr(WorkerClient, "_connection", connection)
     answer = await ask(bench, completion())
-    assert len(late) == len(set(late)), "no address twice"
+    assert len(late) == len(failed) > 0, "one try each"
     assert answer.status in (200, 503)

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from forebay_router.main import parse_args
+from router.asking import ONE_PAIR, completion
 from router.conftest import StartBench
-from router.test_rules import ONE_PAIR, completion
 from router.test_server import answer_to, connect, request_bytes
 
 

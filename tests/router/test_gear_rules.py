@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from forebay_wire import headers
+from router.asking import ONE_PAIR, ask, chat, check, completion
 from router.conftest import Bench, StartBench
 from router.fake_worker import Fault
-from router.test_rules import ONE_PAIR, ask, chat, check, completion
 from support.cluster import until
 
 LONG = {"queued_prefill_tokens": 9500}

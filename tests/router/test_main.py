@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from forebay_router.main import parse_args
+from router.asking import check, completion
 from router.conftest import StartBench
 from router.fake_worker import MODEL, TOKEN, FakeWorker
-from router.test_rules import check, completion
 from support.client import complete
 from support.cluster import free_port, until
 

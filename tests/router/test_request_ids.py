@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from forebay_wire import headers
+from router.asking import ONE_PAIR, ask, check, completion
 from router.conftest import StartBench
 from router.fake_worker import Fault
-from router.test_rules import ONE_PAIR, ask, check, completion
 from support.cluster import until
 
 

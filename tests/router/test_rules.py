@@ -8,53 +8,13 @@ from typing import Any
 
 import pytest
 
-from router.conftest import Bench, StartBench
+from router.asking import ONE_PAIR, ask, chat, check, completion, plant
+from router.conftest import StartBench
 from router.fake_worker import Answer as Truth
 from router.fake_worker import Fault
-from support.client import Answer, complete
 from support.cluster import until
 
-ONE_PAIR: dict[str, str | None] = {"p0": "prefill", "d0": "decode"}
 THREE: dict[str, str | None] = {"p0": "prefill", "d0": "decode", "d1": "decode", "d2": "decode"}
-
-
-def completion(stream: bool = True, tokens: int = 12, **more: Any) -> dict[str, Any]:
-    return {"model": "fake", "prompt": "a prompt", "max_tokens": tokens, "seed": 5, "stream": stream, **more}
-
-
-def chat(stream: bool = True, tokens: int = 12, **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "a question"}]
-    return {"model": "fake", "messages": messages, "max_tokens": tokens, "seed": 5, "stream": stream, **more}
-
-
-def check(answer: Answer, request: dict[str, Any]) -> None:
-    truth = Truth(request, "messages" in request, "")
-    assert (answer.status, answer.error) == (200, None)
-    assert answer.text == truth.text()
-    assert answer.done
-    assert answer.finish_reason == "length"
-
-
-async def ask(bench: Bench, request: dict[str, Any], **kwargs: Any) -> Answer:
-    return await complete(bench.session, bench.url, request, **kwargs)
-
-
-def plant(bench: Bench, pool: str, leg: str, fault: Fault, workers: int = 1) -> None:
-    """The same fault on the first `workers` workers of a pool that come to run this leg."""
-    left = workers
-
-    for name, worker in bench.workers.items():
-        if name.startswith(pool):
-            original = worker._fault
-
-            def fault_once(asked: str, original=original) -> Fault | None:
-                nonlocal left
-                if asked == leg and left > 0:
-                    left -= 1
-                    return fault
-                return original(asked)
-
-            worker._fault = fault_once  # type: ignore[method-assign]
 
 
 REQUESTS = [completion(), completion(False), chat(), chat(False)]
@@ -296,29 +256,6 @@ async def test_r5_a_degraded_stream_goes_on_elsewhere(start_bench: StartBench) -
         check(await ask(bench, request_body), request_body)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_several_answers_run_on_one_worker(start_bench: StartBench, stream: bool) -> None:
-    bench = await start_bench()
-    request_body = completion(stream, n=2)
-    plant(bench, "d", "plain", Fault("reset", after=7 if stream else 0))
-    texts: dict[int, str] = {0: "", 1: ""}
-    answer = await ask(bench, request_body)
-    assert (answer.status, answer.error, answer.done) == (200, None, True)
-    choices = [c for chunk in answer.chunks or [answer.body] for c in chunk["choices"]]
-    for one in choices:
-        texts[one["index"]] += one["text"]
-    truth = Truth(request_body, False, "")
-    assert texts == {0: truth.text(0), 1: truth.text(1)}
-    assert not any(w.legs("prefill") or w.legs("decode") for w in bench.workers.values())
-
-
-@pytest.mark.parametrize("more", [{"echo": True}, {"best_of": 2, "n": 2}, {"prompt_logprobs": 1}])
-async def test_not_split(start_bench: StartBench, more: dict[str, Any]) -> None:
-    bench = await start_bench()
-    assert (await ask(bench, completion(**more))).status == 200
-    assert sum(len(w.legs("plain")) for w in bench.workers.values()) == 1
-
-
 @pytest.mark.parametrize(("held", "leg"), [("p0", "prefill"), ("d0", "decode")])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_r7_client_leaves(start_bench: StartBench, held: str, leg: str, stream: bool) -> None:
@@ -361,75 +298,3 @@ async def test_a_client_that_hangs_up_on_done_has_its_answer(start_bench: StartB
         )
 
     await until(counted, "every answer counts as whole", 5)
-
-
-async def test_no_slot_means_no_first_byte(start_bench: StartBench) -> None:
-    """Refused by every decode worker, the leg queues at one; until that answers, an error may still be a status."""
-    bench = await start_bench()
-    for name in ("d0", "d1"):
-        bench[name].admit = False
-        bench[name].faults["decode"].append(Fault("status", status=429, retry_after="7"))
-    answer = await ask(bench, completion())
-    assert answer.status == 429
-    assert answer.headers["retry-after"] == "7"
-
-    async def cancelled() -> bool:
-        return not (bench["p0"].leases or bench["p1"].leases)
-
-    await until(cancelled, "the lease is cancelled", 5)
-    check(await ask(bench, completion()), completion())
-
-
-async def test_a_refused_slot_is_asked_for_elsewhere(start_bench: StartBench) -> None:
-    bench = await start_bench()
-    bench["d0"].admit = False
-    for _ in range(3):
-        answer = await ask(bench, completion())
-        check(answer, completion())
-        assert answer.headers["x-forebay-decode"] == "d1"
-
-
-@pytest.mark.parametrize("status", [429, 503])
-async def test_all_busy(start_bench: StartBench, status: int) -> None:
-    bench = await start_bench(both_phases=False)
-    for name in ("p0", "p1"):
-        bench[name].faults["prefill"].append(Fault("status", status=status, retry_after="3"))
-    answer = await ask(bench, completion())
-    assert (answer.status, answer.headers["retry-after"]) == (status, "3")
-    assert len(bench["p0"].calls) == len(bench["p1"].calls) == 1
-
-
-async def test_a_400_goes_to_the_client_unchanged(start_bench: StartBench) -> None:
-    bench = await start_bench()
-    plant(bench, "p", "prefill", Fault("status", status=400), workers=2)
-    answer = await ask(bench, completion())
-    assert answer.status == 400
-    assert answer.body == {"error": {"message": "planted", "type": "t", "param": None, "code": None}}
-    assert len(bench["p0"].calls) + len(bench["p1"].calls) == 1
-
-
-async def test_request_deadline(start_bench: StartBench) -> None:
-    bench = await start_bench(ONE_PAIR, request_timeout=0.5)
-    bench["p0"].gates["prefill"] = asyncio.Event()
-    assert (await ask(bench, completion())).status == 504
-    bench["p0"].gates.clear()
-    bench["d0"].gates["decode"] = asyncio.Event()
-    answer = await ask(bench, completion())
-    assert (answer.status, answer.done) == (200, False)
-    assert "not finished within 0.5 s" in answer.error["message"]
-
-
-async def test_legs_pair_by_compatibility(start_bench: StartBench) -> None:
-    bench = await start_bench()
-    for name in ("p1", "d1"):
-        bench[name].compat_hash = "other"
-
-    async def known() -> bool:
-        return all(w.report is not None and (w.report.compat_hash == "other") == (w.name[1] == "1")
-                   for w in bench.router.workers)  # fmt: skip
-
-    await until(known, "the hashes are known", 5)
-    for _ in range(6):
-        answer = await ask(bench, completion())
-        check(answer, completion())
-        assert answer.headers["x-forebay-prefill"][1] == answer.headers["x-forebay-decode"][1]

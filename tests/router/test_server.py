@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from router.asking import ONE_PAIR, ask, check, completion
 from router.conftest import Bench, StartBench
-from router.test_rules import ONE_PAIR, ask, check, completion
 from support.cluster import until
 
 

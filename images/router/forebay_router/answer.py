@@ -72,16 +72,23 @@ class Answer:
     async def write(self, data: bytes) -> None:
         await self._client.write(data)
 
+    def write_now(self, data: bytes) -> bool:
+        """False: `drain` is due before more."""
+        return self._client.write_now(data)
+
+    async def drain(self) -> None:
+        await self._client.drain()
+
     async def end_stream(self) -> None:
         tail = stream.DONE
         if self._account.last_worker != self._announced:
             tail = b": forebay decode=" + self._account.last_worker.encode() + b"\n\n" + tail
         if not self._client.started:
             await self.start(self._account.prefill_name or self._account.last_worker, self._account.last_worker)
-        await self._client.write(tail)
+        await self._client.drain()
         # A client may close on [DONE], before we have closed: it has its answer all the same.
         self._account.complete, self._account.code = True, 200
-        await self._client.finish()
+        await self._client.finish(tail)
 
     # A body
 

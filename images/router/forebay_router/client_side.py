@@ -20,8 +20,15 @@ class ClientSide(Protocol):
     async def write(self, data: bytes) -> None:
         """Send; waits while the client's buffer is full. Raises ClientGone."""
 
-    async def finish(self) -> None:
-        """End the stream."""
+    def write_now(self, data: bytes) -> bool:
+        """Send, after a first `write`. False: the client's buffer is full, and `drain` is due before more. Raises
+        ClientGone."""
+
+    async def drain(self) -> None:
+        """Wait for room in the client's buffer. Raises ClientGone."""
+
+    async def finish(self, last: bytes = b"") -> None:
+        """End the stream, with `last` in the same packet as its end. Raises ClientGone."""
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """A whole answer. Raises ClientGone, also when the client does not read it in time."""

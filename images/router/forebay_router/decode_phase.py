@@ -88,29 +88,54 @@ class DecodePhase:
     async def _pump(self, upstream: WorkerStream, relay: Relay, guard: Guard) -> None:
         """Relay until [DONE]. Raises WorkerFailed when the stream breaks, stalls, errs or ends without it."""
         parts = self._parts
-        ctx, account, delivered = parts.ctx, parts.account, parts.course.delivered
-        while True:
-            data = await upstream.read()
-            guard.alive(ctx.clock())
-            guard.limit = ctx.settings.stall_timeout
-            if not data:
-                raise WorkerFailed(upstream.worker, "truncated", "the stream ended without [DONE]")
-            events, ids = delivered.events, len(delivered.ids)
-            out = relay.feed(data)
-            parts.course.late_events += delivered.events - events
-            parts.course.late_ids += len(delivered.ids) - ids
+        ctx, account, answer, delivered = parts.ctx, parts.account, parts.answer, parts.course.delivered
+        full = False
+
+        def pass_on(data: bytes) -> bool:
+            """Where the bytes arrive: no task is woken for a chunk. True: the loop below is to see to something."""
+            nonlocal full
+            out = self._fed(relay, data, guard)
             if out:
-                if not parts.answer.started:
-                    await parts.answer.start(account.prefill_name or upstream.worker.name, upstream.worker.name)
-                guard.paused = True
-                await parts.answer.write(out)
-                guard.paused = False
-                guard.alive(ctx.clock())
+                full = not answer.write_now(out)
                 account.wrote(relay.content_events, delivered)
+            return full or relay.done or relay.error is not None
+
+        while True:
+            if answer.started:
+                whole = not await upstream.push(pass_on)
+            else:
+                data = await upstream.read()
+                whole = not data
+                out = self._fed(relay, data, guard)
+                if out:
+                    await answer.start(account.prefill_name or upstream.worker.name, upstream.worker.name)
+                    guard.paused = True
+                    await answer.write(out)
+                    guard.paused = False
+                    account.wrote(relay.content_events, delivered)
+            if full:
+                guard.paused = True
+                await answer.drain()
+                guard.paused = full = False
+            guard.alive(ctx.clock())
             if relay.error is not None:
                 raise WorkerFailed(upstream.worker, "error_event", relay.error)
             if relay.done:
                 return
+            if whole:
+                raise WorkerFailed(upstream.worker, "truncated", "the stream ended without [DONE]")
+
+    def _fed(self, relay: Relay, data: bytes, guard: Guard) -> bytes:
+        """What the client gets for these bytes of the worker's."""
+        course, settings = self._parts.course, self._parts.ctx.settings
+        guard.alive(self._parts.ctx.clock())
+        guard.limit = settings.stall_timeout
+        delivered = course.delivered
+        events, ids = delivered.events, len(delivered.ids)
+        out = relay.feed(data)
+        course.late_events += delivered.events - events
+        course.late_ids += len(delivered.ids) - ids
+        return out
 
     # Whole
 

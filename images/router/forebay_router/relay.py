@@ -73,6 +73,11 @@ class Splitter:
     def __init__(self) -> None:
         self._tail = b""
 
+    @property
+    def holds(self) -> bool:
+        """An event is begun."""
+        return bool(self._tail)
+
     def feed(self, data: bytes) -> list[bytes]:
         """The events completed by `data`, without their blank lines. Raises ValueError on one beyond MAX_EVENT."""
         if self._tail:
@@ -156,6 +161,10 @@ class Relay:
         self.content_events = 0
         if self.done or self.error is not None:
             return b""
+        if self._delivered.content and not (self._delivered.several or self._skip or self._splitter.holds):
+            passed = self._one(data)
+            if passed is not None:
+                return passed
         out: list[bytes] = []
         try:
             for event in self._splitter.feed(data):
@@ -164,6 +173,20 @@ class Relay:
         except ValueError as error:
             self.error = str(error)
         return b"".join(out)
+
+    def _one(self, data: bytes) -> bytes | None:
+        """One token's event, as most reads bring it: `data` less its first line. None: it is something else."""
+        comment, _, event = data.partition(b"\n")
+        if not (comment.startswith(PREFIX) and event.startswith(_DATA) and event.find(b"\n\n") == len(event) - 2):
+            return None
+        payload, number = event[len(_DATA) : -2].lstrip(), comment[len(PREFIX) :]
+        if event.count(b"\n") > 2 or payload == _DONE or payload.startswith(_ERROR) or not number.isdigit():
+            return None
+        self._delivered.ids.append(int(number))
+        self.ids += 1
+        self._delivered.note(payload)
+        self.content_events = 1
+        return event
 
     def _event(self, event: bytes, out: list[bytes]) -> bool:
         ids: list[bytes] = []

@@ -83,6 +83,13 @@ async def read_body(request: web.BaseRequest, settings: RouterSettings, take: Ta
     parts: list[bytes] = []
     size = 0
     try:
+        if request.content.is_eof():
+            # It is all here, as short ones are: nothing to wait for.
+            body = request.content.read_nowait()
+            if len(body) > limit:
+                raise too_large
+            take(len(body))
+            return body
         async with asyncio.timeout(settings.body_timeout):
             while True:
                 async with asyncio.timeout(settings.body_idle_timeout):
@@ -116,7 +123,10 @@ class HttpClientSide:
         self.response = web.StreamResponse(headers={**headers, hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8"})
         # The head goes out with the first bytes: one packet, and an error before them may still be a status.
         self.response._send_headers_immediately = False
-        self._writer = cast(StreamWriter, await self._guarded(self.response.prepare(self._request)))
+        try:
+            self._writer = cast(StreamWriter, await self.response.prepare(self._request))
+        except ConnectionError as error:
+            raise ClientGone(str(error)) from error
         self.started = True
 
     async def write(self, data: bytes) -> None:
@@ -125,11 +135,27 @@ class HttpClientSide:
             await self._writer.write(data, drain=False)
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
+        await self.drain()
+
+    def write_now(self, data: bytes) -> bool:
+        # aiohttp's writer takes a coroutine for each write; its framing is all that is needed here.
+        assert self._writer is not None
+        transport = self._writer.transport
+        if transport is None or transport.is_closing():
+            raise ClientGone("its connection is closed")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._writer.chunked else data)
+        return not self._protocol.writing_paused
+
+    async def drain(self) -> None:
+        assert self._writer is not None
         if self._protocol.writing_paused:
             await self._guarded(self._writer.drain())
+        transport = self._writer.transport
+        if transport is None or transport.is_closing():
+            raise ClientGone("its connection is closed")
 
-    async def finish(self) -> None:
-        await self._guarded(self.response.write_eof())
+    async def finish(self, last: bytes = b"") -> None:
+        await self._guarded(self.response.write_eof(last))
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.response = web.Response(status=status, headers=headers, body=body)

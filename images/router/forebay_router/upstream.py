@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from forebay_router.connections import Connection, Pool, Sink
+from forebay_router.http1 import BadResponse, Head, request_head
 from forebay_router.workers import Worker
 from forebay_wire import headers, paths
 from forebay_wire.load import LoadLine, LoadReport
@@ -52,22 +54,33 @@ class Reply:
 
 
 class WorkerStream:
-    """An answer being read: headers are here, the body comes by `read`."""
+    """An answer being read: headers are here, the body comes by `read` or `push`."""
 
-    def __init__(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, worker: Worker, pool: Pool, connection: Connection, head: Head) -> None:
         self.worker = worker
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-        self._response = response
+        self.status = head.status
+        self.headers = head.headers
+        self._address = (worker.host, worker.port)
+        self._pool = pool
+        self._connection: Connection | None = connection
 
     async def read(self) -> bytes:
         """What has arrived, b"" at the end. Raises WorkerFailed("reset") when the connection breaks."""
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
+            return await self._held.read()
+        except (OSError, BadResponse) as error:
+            raise WorkerFailed(self.worker, "reset", type(error).__name__) from error
+
+    async def push(self, sink: Sink) -> bool:
+        """Give the body to `sink` as it arrives, until it has enough (True) or the body ends (False). Raises
+        WorkerFailed("reset"), and what `sink` raises."""
+        try:
+            return await self._held.push(sink)
+        except (OSError, BadResponse) as error:
             raise WorkerFailed(self.worker, "reset", type(error).__name__) from error
 
     async def read_all(self, limit: int) -> bytes:
+        """The whole body; the connection is free for another request then."""
         parts: list[bytes] = []
         size = 0
         while chunk := await self.read():
@@ -76,19 +89,33 @@ class WorkerStream:
                 self.abort()
                 raise WorkerFailed(self.worker, "oversize", f"answer over {limit} bytes")
             parts.append(chunk)
+        self._give_back()
         return b"".join(parts)
 
     async def finish(self) -> None:
         """Read to the end, which is due, so that the connection can serve again; else close it."""
-        with contextlib.suppress(WorkerFailed, TimeoutError):
-            async with asyncio.timeout(FINISH_SECONDS):
-                while await self.read():
-                    pass
-        self._response.close() if not self._response.content.at_eof() else self._response.release()
+        if not self._held.ended:
+            with contextlib.suppress(WorkerFailed, TimeoutError):
+                async with asyncio.timeout(FINISH_SECONDS):
+                    while await self.read():
+                        pass
+        self._give_back()
 
     def abort(self) -> None:
-        """Close the connection: the worker aborts the request."""
-        self._response.close()
+        """Close the connection: the worker aborts the request. Nothing to do once the answer was read."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    @property
+    def _held(self) -> Connection:
+        assert self._connection is not None, "the answer was read to its end already"
+        return self._connection
+
+    def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give_back(*self._address, connection)
 
 
 class WorkerClient:
@@ -101,6 +128,10 @@ class WorkerClient:
         self._counted = {**self._base, headers.ROUTER: router_name}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout)
         self._connect_timeout = connect_timeout
+        # Kept: asyncio.get_running_loop() asks the system for the process id each time.
+        self._loop = asyncio.get_running_loop()
+        self._pool = Pool(self._loop, connect_timeout, IDLE_CONNECTION_SECONDS)
+        # For the load streams, one a worker.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -110,36 +141,42 @@ class WorkerClient:
         )
 
     async def close(self) -> None:
+        self._pool.close()
         await self._session.close()
 
     async def open(
         self, worker: Worker, path: str, body: bytes, extra: Mapping[str, str], *, counted: bool = True
     ) -> WorkerStream:
         """POST and wait for the answer's headers. `counted`: the worker counts it in LoadReport.seen."""
-        sent = {**(self._counted if counted else self._base), **extra}
+        sent = {"host": worker.authority, **(self._counted if counted else self._base), **extra}
+        request = request_head("POST", path, sent, len(body)) + body
         try:
-            response = await self._post(worker, path, body, sent)
-        except aiohttp.ConnectionTimeoutError as error:
+            connection = await self._connection(worker)
+        except TimeoutError as error:
             raise WorkerFailed(worker, "connect_timeout", f"no connection within {self._connect_timeout} s") from error
-        except aiohttp.ClientConnectorError as error:
-            raise WorkerFailed(worker, "refused", str(error.os_error.strerror or error.os_error)) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
+            raise WorkerFailed(worker, "refused", error.strerror or str(error)) from error
+        try:
+            head = await connection.ask(request)
+        except (OSError, BadResponse) as error:
+            connection.abort()
             raise WorkerFailed(worker, "reset", type(error).__name__) from error
-        carried = response.headers.get(headers.LOAD)
+        except BaseException:
+            connection.abort()
+            raise
+        carried = head.headers.get(headers.LOAD)
         if carried is not None:
             self._take(worker, carried.encode("utf-8", "surrogateescape"), from_stream=False)
-        return WorkerStream(worker, response)
+        return WorkerStream(worker, self._pool, connection, head)
 
-    async def _post(self, worker: Worker, path: str, body: bytes, sent: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _connection(self, worker: Worker) -> Connection:
         """A connection that comes too late says nothing of a worker whose load stream speaks: in a burst it is this
         process that is late. It is asked for again; nothing was sent yet."""
         for attempt in range(CONNECT_ATTEMPTS):
             try:
-                return await self._session.post(
-                    worker.url + path, data=body, headers=sent, allow_redirects=False, timeout=self._timeout
-                )
-            except aiohttp.ConnectionTimeoutError:
-                if attempt + 1 == CONNECT_ATTEMPTS or worker.suspect(asyncio.get_running_loop().time()):
+                return await self._pool.take(worker.host, worker.port)
+            except TimeoutError:
+                if attempt + 1 == CONNECT_ATTEMPTS or worker.suspect(self._loop.time()):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -172,7 +209,7 @@ class WorkerClient:
         if isinstance(report, LoadLine) and report.prefixes:
             prefixes = report.prefixes
             report = LoadReport(**{name: getattr(report, name) for name in _REPORT_FIELDS})
-        worker.on_report(report, asyncio.get_running_loop().time(), from_stream=from_stream)
+        worker.on_report(report, self._loop.time(), from_stream=from_stream)
         for entries in prefixes:
             worker.has_prefixes(entries, report.engine_id)
 

@@ -49,7 +49,8 @@ class Worker:
         self.draining = endpoint.draining
         """By discovery; the worker's own word is in its report."""
 
-        self.url = f"http://{host_port(endpoint.host, endpoint.port)}"
+        self.authority = host_port(endpoint.host, endpoint.port)
+        self.url = f"http://{self.authority}"
         self.report: LoadReport | None = None
         self.heard_at = now
         self.listed = True
