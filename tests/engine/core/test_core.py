@@ -13,13 +13,13 @@ import pytest
 from forebay_engine.core.handle import CoreDied
 from forebay_engine.errors import ModelError
 from forebay_engine.executor.simulated import SimulatedExecutor
-from forebay_engine.executor.tags import expected_tokens
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.puller import PullResult
 from forebay_engine.types import EngineRequest, FailEvent, PullSource, SamplingParams, UnsettledRead
 from forebay_wire.messages import LeaseRef, ProgressRequest, ReserveRequest
 from support.cluster import until
 from support.cores import GREEDY, PROMPT, both, collect, idle, running
+from support.simulated_answers import expected_tokens
 
 
 @both

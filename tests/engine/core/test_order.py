@@ -8,13 +8,13 @@ import pytest
 from forebay_engine.core.child import Child
 from forebay_engine.core.local import LocalCore
 from forebay_engine.executor.simulated import SimulatedExecutor
-from forebay_engine.executor.tags import expected_tokens
 from forebay_engine.transfer.puller import PullResult
 from forebay_engine.transfer.service import TransferService
 from forebay_engine.types import Abort, AbortDone, EngineRequest, FailEvent, PullSource, TokenEvent
 from forebay_wire.messages import ReserveRequest
 from support.cluster import until
 from support.cores import GREEDY, PROMPT, collect, idle, running
+from support.simulated_answers import expected_tokens
 
 OTHER = list(range(100, 170))
 
