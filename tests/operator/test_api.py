@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay_engine.perf import names
+from forebay_operator.api.engine import PerformanceModel
 from forebay_operator.api.load import MAX_BYTES, SpecError, load_manifest
 from forebay_operator.api.quantity import format_bytes, parse_bytes
 from forebay_operator.api.ratio import Ratio, parse_ratio
@@ -82,6 +84,10 @@ def load(changes: dict[str, Any]) -> DisaggregatedModel:
     return load_manifest(yaml.safe_dump(with_changes(changes)), "m.yaml").model
 
 
+def test_performance_models_are_those_that_the_engine_knows() -> None:
+    assert list(get_args(PerformanceModel)) == names()
+
+
 def test_the_whole_api_parses_and_keeps_its_values() -> None:
     spec = load_manifest(FULL, "full.yaml").model.spec
     assert spec.scaling.max_gpus == 8
@@ -117,6 +123,10 @@ def test_there_are_examples() -> None:
         ({"model.dtype": "float32"}, "must be 'Auto', 'Float32', 'BFloat16' or 'Float16': did you mean Float32?"),
         ({"engine.type": "VLLM"}, "spec.engine.type: VLLM is not supported yet; use Native or Simulated"),
         ({"engine.type": "TritonServer"}, "TritonServer is not supported yet; use Native or Simulated"),
+        (
+            {"engine.type": "Simulated", "engine.simulated": {"performanceModel": "h100"}},
+            """performanceModel: is "h100"; must be 'a100-llama-70b', 'a100-llama-8b', 'h100-llama-70b', """,
+        ),
         ({"engine.simulated": {}}, "spec.engine: simulated needs type: Simulated, not Native"),
         ({"engine.kvCache.memory": "40Q"}, "spec.engine.kvCache.memory: '40Q' is not a quantity of bytes"),
         ({"engine.kvCache.memory": "0"}, "spec.engine.kvCache.memory: '0' is out of range; must be from 1Mi to 16Ti"),

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from forebay_operator.api.fields import DnsLabel, Image, ObjectName, Quantity, SecretKey, Source, Strict, schema
+from forebay_operator.api.fields import Image, ObjectName, Quantity, SecretKey, Source, Strict, schema
 from forebay_operator.api.quantity import format_bytes, parse_bytes
 from forebay_operator.api.rule import Rule
 from forebay_operator.api.source import ModelSource, parse_source
@@ -132,8 +132,23 @@ class EnvVar(Strict):
         return self
 
 
+PerformanceModel = Literal[
+    "a100-llama-70b",
+    "a100-llama-8b",
+    "h100-llama-70b",
+    "h100-llama-8b",
+    "h100-qwen-32b",
+    "h100-qwen-7b",
+    "h200-llama-70b",
+    "h200-llama-8b",
+    "instant",
+    "slow",
+]
+"""Those that the engine knows (forebay_engine.perf.names(); a test compares them)."""
+
+
 class Simulated(Strict):
-    performance_model: DnsLabel = "slow"
+    performance_model: PerformanceModel = "slow"
     """Name of the timings that the simulated engine follows."""
 
 
