@@ -189,6 +189,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
+    # No line shows them, and each costs every record a system call or a look-up.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # A stream takes two sockets: its client's and its worker's.
     settings = replace(settings, max_connections=connections_that_fit(settings.max_connections, each=2))
     # What was made so far stays: without this, every few requests' garbage has all modules looked through again.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from types import TracebackType
 
 from forebay_router.upstream import WorkerFailed
 from forebay_router.workers import Worker
@@ -55,6 +55,33 @@ class Guard:
         self._scope.reschedule(now)
 
 
+class Watch:
+    """The scope that a guard may end."""
+
+    __slots__ = ("_guard", "_scope", "_watchdog")
+
+    def __init__(self, watchdog: Watchdog, guard: Guard) -> None:
+        self._watchdog = watchdog
+        self._guard = guard
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Guard:
+        self._guard.enter(await self._scope.__aenter__())
+        self._watchdog.add(self._guard)
+        return self._guard
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        guard = self._guard
+        self._watchdog.discard(guard)
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError as ended:
+            silent = f"silent for {self._watchdog.silence(guard):.1f} s"
+            raise WorkerFailed(guard.worker, "stalled", silent) from ended
+
+
 class Watchdog:
     def __init__(self, clock: Callable[[], float], suspect_stall: float) -> None:
         self._clock = clock
@@ -63,23 +90,20 @@ class Watchdog:
         self._ticker: asyncio.TimerHandle | None = None
         self._due = 0.0
 
-    @contextlib.asynccontextmanager
-    async def watch(self, worker: Worker, limit: float) -> AsyncIterator[Guard]:
+    def watch(self, worker: Worker, limit: float) -> Watch:
         """Raises WorkerFailed("stalled") after `limit` seconds without a byte, fewer for a suspected worker."""
-        guard = Guard(worker, limit, self._clock())
-        try:
-            async with asyncio.timeout(None) as scope:
-                guard.enter(scope)
-                self._guards.add(guard)
-                self._start()
-                try:
-                    yield guard
-                finally:
-                    self._guards.discard(guard)
-        except TimeoutError as error:
-            if guard.stalled:
-                raise WorkerFailed(worker, "stalled", f"silent for {self._clock() - guard.last:.1f} s") from error
-            raise
+        return Watch(self, Guard(worker, limit, self._clock()))
+
+    def add(self, guard: Guard) -> None:
+        self._guards.add(guard)
+        self._start()
+
+    def discard(self, guard: Guard) -> None:
+        self._guards.discard(guard)
+
+    def silence(self, guard: Guard) -> float:
+        """Seconds since the last byte."""
+        return self._clock() - guard.last
 
     def _start(self) -> None:
         if self._ticker is None:
