@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,15 +17,13 @@ from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
 from e2e.on_kubernetes.scene import Scene, model
 from forebay_engine.perf import load
 from forebay_operator import kube as k
-from forebay_operator.decide import reasons
+from forebay_operator.decide import Memory, reasons
 from forebay_operator.pilot import Checkpoint
 from forebay_operator.rescaler import LAW, write_checkpoint
 
 NAME = "turning"
-BEGIN_SECONDS = 60.0
-"""Until the law has seen enough of the first traffic."""
-
-TURN_SECONDS = 45.0
+START = (1, 3)
+TURN_SECONDS = 60.0
 
 DECODE_HEAVY = {"rate": 1.5, "fresh": 600, "tokens": 150}
 """A fifth of a prefill worker of `slow` workers, and half a decode worker: less than what is there at 1:3."""
@@ -77,9 +76,12 @@ def _prefill(ratio: str) -> int:
     return int(ratio.partition(":")[0])
 
 
-async def _know_the_workers(site: KubernetesSite) -> None:
-    """As after an hour of service: their speed is learnt from workers that have run for half a minute and more."""
-    perf = load("slow")
+async def _remember(site: KubernetesSite) -> None:
+    """As after an hour of service and a quiet minute: what its operator would have recorded, for the next to go on from.
+
+    Speed is learnt from workers that have run for half a minute, and the law's windows are a minute long.
+    """
+    perf, now = load("slow"), time.time()
     believed = {
         "prefill_velocity": 2048 / perf.prefill_seconds(2048),
         "weights_seconds": perf.weights_seconds,
@@ -88,9 +90,11 @@ async def _know_the_workers(site: KubernetesSite) -> None:
         "kv_tokens": float(perf.kv_capacity_tokens),
         "max_batch": 256.0,
     }
-    law = write_checkpoint(Checkpoint(believed=believed))
-    memory = {"status": {"memory": {LAW: law}}}
-    await site.kube.merge(k.MODELS, site.namespace, site.name, memory, subresource="status")
+    quiet = [(float(int(now) - 59 + second), 1, 60) for second in range(60)]
+    memory = Memory(target=START, started_at=now - 61, seen_at=now, arrivals=quiet, output=40.0)
+    law = write_checkpoint(Checkpoint(memory=memory.dump(), believed=believed))
+    status = {"status": {"memory": {LAW: law}}}
+    await site.kube.merge(k.MODELS, site.namespace, site.name, status, subresource="status")
 
 
 async def test_the_ratio_follows_traffic(deployed: Deployed, site: KubernetesSite) -> None:
@@ -100,10 +104,8 @@ async def test_the_ratio_follows_traffic(deployed: Deployed, site: KubernetesSit
         "router": {"replicas": 1, "convertible": "Never"},
         "objectives": {"timeToFirstTokenMilliseconds": 1000, "timePerOutputTokenMilliseconds": 60},
     }
-    await site.apply(model(1, 3, **spec))
-    await scene.serves(1, 3)
-    await _know_the_workers(site)
-    await site.apply(model(1, 3, **spec, scaling={"mode": "Auto"}))
+    await site.apply(model(*START, **spec))
+    await scene.serves(*START)
     answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
     assert answer["status"] == 200, answer
     ended: list[dict[str, Any]] = []
@@ -118,8 +120,10 @@ async def test_the_ratio_follows_traffic(deployed: Deployed, site: KubernetesSit
 
     with watched(deployed) as ratios:
         await turn(**DECODE_HEAVY)
-        took = [await site.until("the law to hold the split that fits", judged, BEGIN_SECONDS)]
-        assert ratios == ["1:3"]
+        await _remember(site)
+        await site.apply(model(*START, **spec, scaling={"mode": "Auto"}))
+        took = [await site.until("the law to hold the split that fits", judged, TURN_SECONDS)]
+        assert ratios == [f"{START[0]}:{START[1]}"]
 
         async def more_prefill() -> bool:
             return _prefill(ratios[-1]) >= 2
