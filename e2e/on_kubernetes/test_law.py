@@ -77,7 +77,7 @@ def _prefill(ratio: str) -> int:
 
 
 async def _remember(site: KubernetesSite) -> None:
-    """As after an hour of service and a quiet minute: what its operator would have recorded, for the next to go on from.
+    """As after an hour of service and a quiet minute: what an operator would have recorded for the next one.
 
     Speed is learnt from workers that have run for half a minute, and the law's windows are a minute long.
     """
