@@ -11,7 +11,7 @@ import msgspec
 from forebay_operator.api.labels import Pool
 from forebay_operator.decide import reasons
 from forebay_operator.decide.check import unfit
-from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate, absorb, estimate
+from forebay_operator.decide.estimate import SHORT_SECONDS, WINDOW_SECONDS, Estimate, absorb, estimate
 from forebay_operator.decide.memory import Memory, Moved
 from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
 from forebay_operator.decide.regime import lasted
@@ -137,49 +137,72 @@ class _Call:
         return [split for split in splits if split.prefill in near]
 
     def _choose(self, found: Valued, seen: Estimate) -> Decision:
-        memory, now = self.memory, self.now
+        memory = self.memory
         rescued = self._rescue(seen)
         if rescued is not None:
             memory.confirming = 0
             return rescued
-        best = next(option for option in found.options if not self._starves(option.split, seen))
+        sound = [option for option in found.options if not self._starves(option.split, seen)]
+        paid = [option for option in sound if option.split not in found.unpaid]
+        best = paid[0]
         if best.split == self.before or best.gain < found.bar:
-            memory.confirming = 0
-            leant = self._lean(found, seen)
-            if leant is not None:
-                return leant
-            return self._hold(
-                reasons.BALANCED,
-                f"{best.split} would gain {100 * max(0.0, best.gain):.1f} points, the bar is {100 * found.bar:.1f}",
-            )
+            memory.confirming, memory.gains = 0, {}
+            return self._lean(found, seen) or self._stay(found, sound[0])
         if self._opposes(best.split):
             return self._hold(reasons.MOVING, f"a move the other way is under way; {best.split} waits for its end")
-        if self.policy.gear.slow and not self.policy.convertible and best.gain * found.lasting < found.transit:
-            memory.confirming = 0
-            return self._hold(
-                reasons.SHORT_REGIME,
-                f"{100 * best.gain:.1f} points for the {found.lasting:.0f} s that traffic is expected to stay are less "
-                f"than all requests of the {found.transit:.0f} s that a move takes",
-            )
         if self.policy.gear.slow and self.policy.convertible:
             measured = self._measured()
             if measured is not None and abs(measured - found.modelled) > UNEXPLAINED_SHARE:
-                memory.confirming = 0
+                memory.confirming, memory.gains = 0, {}
                 return self._hold(
                     reasons.UNEXPLAINED,
                     f"{100 * measured:.0f} % missed in ten minutes, the model expects {100 * found.modelled:.0f} %",
                 )
-        towards = best.split.prefill - self.before.prefill
-        if memory.confirming * towards <= 0:
-            memory.confirming, memory.confirming_at = (1 if towards > 0 else -1), now
-        if not lasted(memory.confirming_at, now):
-            return self._hold(reasons.CONFIRMING, f"{best.split} would gain {100 * best.gain:.1f} points; seen once")
-        memory.confirming = 0
+        confirmed = self._agreed(paid, found.bar) if self.policy.gear.slow else self._seen_twice(best)
+        if confirmed is None:
+            return self._hold(
+                reasons.CONFIRMING, f"{best.split} would gain {100 * best.gain:.1f} points; not confirmed yet"
+            )
+        memory.confirming, memory.gains = 0, {}
         return self._to(
-            best.split,
+            confirmed.split,
             reasons.BETTER_SPLIT,
-            f"{best.split} is expected to miss {100 * best.gain:.1f} points less than {self.before} "
+            f"{confirmed.split} is expected to miss {100 * confirmed.gain:.1f} points less than {self.before} "
             f"over the next {found.dwell:.0f} s",
+        )
+
+    def _seen_twice(self, best: Option) -> Option | None:
+        """A quick gear moves when a second observation asks for the same direction."""
+        memory, step = self.memory, best.split.prefill - self.before.prefill
+        if memory.confirming * step <= 0:
+            memory.confirming, memory.confirming_at = (1 if step > 0 else -1), self.now
+        return best if lasted(memory.confirming_at, self.now) else None
+
+    def _agreed(self, options: list[Option], bar: float) -> Option | None:
+        """A slow gear moves where every observation saw a gain, until one that shares no arrival with the first."""
+        memory = self.memory
+        gains = {str(option.split.prefill): option.gain for option in options}
+        least = {key: min(gain, memory.gains[key]) for key, gain in gains.items() if key in memory.gains}
+        if max(least.values(), default=-math.inf) < bar:
+            memory.gains, memory.confirming_at = gains, self.now
+            return None
+        memory.gains = least
+        if not lasted(memory.confirming_at, self.now, SHORT_SECONDS):
+            return None
+        return max((o for o in options if str(o.split.prefill) in least), key=lambda o: least[str(o.split.prefill)])
+
+    def _stay(self, found: Valued, best: Option) -> Decision:
+        """Why nothing is gained, or why what would be may not be risked yet."""
+        doubt = found.unpaid.get(best.split)
+        if doubt is not None and best.gain >= found.bar:
+            return self._hold(
+                reasons.SHORT_REGIME,
+                f"{best.split} would have saved {doubt.saved:.0f} requests since traffic changed; the chance that it "
+                f"changes back before the move has paid costs {doubt.risk:.0f}",
+            )
+        return self._hold(
+            reasons.BALANCED,
+            f"{best.split} would gain {100 * max(0.0, best.gain):.1f} points, the bar is {100 * found.bar:.1f}",
         )
 
     def _lean(self, found: Valued, seen: Estimate) -> Decision | None:

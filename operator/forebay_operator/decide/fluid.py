@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay_operator.decide.memory import Queues
 from forebay_operator.decide.types import Split, Workers
@@ -108,6 +108,18 @@ class Course:
     during: Split
     after: Split
     switch: float
+
+
+def slot_of(seconds: float) -> int:
+    """Seconds of a slot for a roll of `seconds`: longer ones see bursts less sharply, for the same work."""
+    return 1 if seconds <= 120 else 2 if seconds <= 240 else 4
+
+
+def slowed(load: Load, by: float) -> Load:
+    """The same requests with prompts that take `by` times as long to compute."""
+    return replace(
+        load, prefill_seconds=[work * by for work in load.prefill_seconds], mean_prefill=load.mean_prefill * by
+    )
 
 
 def roll(

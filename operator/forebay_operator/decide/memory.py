@@ -84,6 +84,32 @@ class Track(msgspec.Struct, array_like=True):
         return self.missed / self.offered if self.offered > 0 else 0.0
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """What traffic was like: sums over the last half hour, in which what is older fades."""
+
+    seconds: float = 0.0
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    """Requests times the output length as estimated when they came; `context_tokens` likewise."""
+
+    context_tokens: float = 0.0
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The half hour before a regime: what comes back when it ends."""
+
+    traffic: Traffic
+    shares: dict[str, float]
+    """Share of misses of each split, by prefill workers."""
+
+    @staticmethod
+    def of(memory: Memory) -> Before:
+        """The half hour until now."""
+        shares = {key: track.share for key, track in memory.tracks.items() if key != "real"}
+        return Before(memory.traffic, shares)
+
+
 class WorkerTotals(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int
     prefill_seconds: float
@@ -145,8 +171,24 @@ class Memory(msgspec.Struct):
     runs: list[float] = []
     """Seconds that past regimes lasted."""
 
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+    before: Before | None = None
+    """None: in the first regime."""
+
+    pending: Before | None = None
+    """As `before`, from `regime_worse_at` on, until it is certain that the regime has ended."""
+
+    rivals: dict[str, Track] = {}
+    """As `tracks`, but since the present regime began and from the queues that were there then."""
+
+    pending_rivals: dict[str, Track] = {}
+    """As `rivals`, since `regime_worse_at`."""
+
     confirming: int = 0
     """Direction that observations have asked for without a break; 0: none."""
+
+    gains: dict[str, float] = {}
+    """Slow gears: the least gain of each split since `confirming_at`, by prefill workers."""
 
     confirming_at: float = 0.0
     """Since when."""
@@ -161,11 +203,9 @@ class Memory(msgspec.Struct):
         for name in ("moves", "arrivals", "totals", "prefill_samples", "decode_samples", "runs", "move_seconds"):
             setattr(other, name, list(getattr(self, name)))
         other.size = self.size.next()
-        other.workers = dict(self.workers)
-        other.tracks = {
-            key: Track(Queues(t.queues.prefill_seconds, t.queues.decoding), t.missed, t.offered)
-            for key, t in self.tracks.items()
-        }
+        # A Track is replaced, never written to.
+        for name in ("workers", "gains", "tracks", "rivals", "pending_rivals"):
+            setattr(other, name, dict(getattr(self, name)))
         return other
 
     def durable(self) -> Memory:

@@ -9,7 +9,7 @@ STARVED: Final = "Starved"
 """A role's demand is half a worker over what serves it: one observation is enough."""
 
 BETTER_SPLIT: Final = "BetterSplit"
-"""The gain of another split, replayed over the last arrivals, is worth the move; seen twice."""
+"""The gain of another split, replayed over the last arrivals, is worth the move, and was confirmed."""
 
 RESERVE: Final = "Reserve"
 """Another split costs no more and has more decode workers: its prefill shortage is absorbed by convertible decoders."""
@@ -18,7 +18,7 @@ BALANCED: Final = "Balanced"
 """No split is better by more than the move costs."""
 
 CONFIRMING: Final = "Confirming"
-"""A better split was seen once; the next observation decides."""
+"""A better split was seen and is not confirmed yet."""
 
 BOUNDS: Final = "OutOfBounds"
 """The split is outside bounds, ratio or budget, and is put right."""
@@ -41,7 +41,7 @@ UNEXPLAINED: Final = "Unexplained"
 """The model does not explain the misses that are measured, and a move of this gear is too dear for a guess."""
 
 SHORT_REGIME: Final = "ShortRegime"
-"""Traffic is not expected to stay long enough for a move of this gear to pay."""
+"""Staying has not lost as much yet as a move would, should traffic change back."""
 
 RATIO_INFEASIBLE: Final = "RatioInfeasible"
 PAUSED: Final = "Paused"

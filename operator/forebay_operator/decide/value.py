@@ -4,29 +4,29 @@ docs/rescaling.md derives the terms. In short, for each split q and each of two 
 
     s_w(q) = (1 - beta) * c_w(q) + beta * m(q)        c_w: rolled out from now; m: over the last half hour
     gain(q) = min over w of s_w(stay) - s_w(q), less a dead band per worker moved
+
+A slow gear's s_w is that of outlook.py.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forebay_operator.decide import fluid
 from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate
-from forebay_operator.decide.memory import Memory, Queues, Track
-from forebay_operator.decide.regime import LEAST_SECONDS, dwell, follow
+from forebay_operator.decide.memory import Memory, Queues, Track, Traffic
+from forebay_operator.decide.outlook import STRESS, STRESS_SHARE, Outlook, outlook
+from forebay_operator.decide.regime import LEAST_SECONDS, dwell, follow, regret
 from forebay_operator.decide.types import Option, Policy, Split
 
-STRESS = 1.3
-"""A split is also rolled out at this load, for a tenth of its cost: of two that hold now, the one with reserve wins."""
-
-STRESS_SHARE = 0.1
 STRESS_MOST = 1.5
 DONOR = 0.25
 """The donor's load is taken as up to this much heavier: the dead band in units of demand."""
 
 RETURN = 1.5
-"""beta = RETURN * Tb / (dwell + RETURN * Tb): weight of the last half hour, the chance to be caught by its return."""
+"""beta = RETURN * Tb / (dwell + RETURN * Tb): weight of the last half hour, the chance to be caught by its return. A
+quick gear is caught about once a look ahead."""
 
 BAND = (0.0005, 0.02)
 """Gain that a move of one worker must have for nothing else: a part for any gear, and one that grows with its time."""
@@ -58,14 +58,20 @@ class Valued:
     modelled: float
     """Misses the model expects of what was really in force, over the last half hour."""
 
-    transit: float
-    """Seconds a mover is out."""
-
     band: float
     """What was taken off a gain per worker moved."""
 
-    lasting: float
-    """Seconds the regime is expected to go on; `dwell` is as much of it as is rolled out."""
+    unpaid: dict[Split, Unpaid] = field(default_factory=dict)
+    """Splits that a slow gear without convertible decoders may not move to yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaid:
+    """In requests: what a split would have saved in this regime so far, and what moving there is expected to cost since
+    traffic may change back meanwhile: more than that."""
+
+    saved: float
+    risk: float
 
 
 def valued(
@@ -122,48 +128,41 @@ def valued(
         )
         for q in splits
     }
-    follow(memory, plain, now)
+    follow(memory, plain, now, transit)
     lasting = dwell(memory, now)
     expected = min(lasting, max(LEAST_SECONDS, 2 * on_wrong_side))
-    # A slow gear is caught by the old traffic once a regime, a quick one about once a look ahead.
-    beta = RETURN * on_wrong_side / ((lasting if gear.slow else expected) + RETURN * on_wrong_side)
-    weight = _weight(long, memory, now) if gear.slow else 1.0
+    ahead: Outlook | None = None
+    if gear.slow:
+        expected = lasting
+        ahead = outlook(lasting, on_wrong_side, long, model, estimate.velocity, splits, target, policy, memory)
+    beta = RETURN * on_wrong_side / (expected + RETURN * on_wrong_side)
     slow = min(1.0, on_wrong_side / 60.0)
-    slot = 1 if expected <= 120 else 2 if expected <= 240 else 4
     costs: dict[Split, list[float]] = {q: [] for q in splits}
     for window in WINDOWS_SLOW if gear.slow else WINDOWS_FAST:
         load = estimate.load(window)
+        donating = fluid.slowed(load, 1 + DONOR * slow)
         for q in splits:
             out = seconds + (drain_decode if q.prefill > target.prefill else drain_prefill)
             course = fluid.Course(Split(min(q.prefill, serving.prefill), min(q.decode, serving.decode)), q, out)
             if q == target and q == serving:
                 course = fluid.Course(q, q, 0.0)
-            scale = decode_scale = 1.0
-            if q.prefill > target.prefill:
-                decode_scale = 1 + DONOR * slow
-            elif q.prefill < target.prefill:
-                scale = 1 + DONOR * slow
+            work = donating if q.prefill < target.prefill else load
+            decode_scale = 1 + DONOR * slow if q.prefill > target.prefill else 1.0
+            if ahead is not None:
+                costs[q].append(ahead.cost(q, work, model, course, now_queues, decode_scale))
+                continue
             queues = now_queues
-            if not gear.drains and course.during.decode < serving.decode:
+            if course.during.decode < serving.decode:
                 # A decoder that changes roles takes its requests along.
                 queues = Queues(now_queues.prefill_seconds, now_queues.decoding * q.decode / max(1, serving.decode))
-            args = (load, model, course, queues, expected)
-            normal = _share(
-                fluid.roll(*args, scale=scale, decode_scale=decode_scale, slot=slot, horizon=on_wrong_side, cap=cap)
-            )
+            args = (work, model, course, queues, expected)
+            normal = _share(fluid.roll(*args, decode_scale=decode_scale, horizon=on_wrong_side, cap=cap))
             stress = _share(
-                fluid.roll(
-                    *args,
-                    scale=STRESS * scale,
-                    decode_scale=decode_scale,
-                    slot=2 * slot,
-                    horizon=on_wrong_side,
-                    cap=cap,
-                )
+                fluid.roll(*args, scale=STRESS, decode_scale=decode_scale, slot=2, horizon=on_wrong_side, cap=cap)
             )
             cost = (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
             track = memory.tracks.get(str(q.prefill))
-            costs[q].append((1 - beta) * cost + beta * weight * (track.share if track else 0.0))
+            costs[q].append((1 - beta) * cost + beta * (track.share if track else 0.0))
     stay = costs[target]
     band = BAND[0] + BAND[1] * slow
     options = [
@@ -180,16 +179,13 @@ def valued(
     # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
     debt = max(0.0, real - least) if memory.moves else 0.0
     bar = min(BAR_MOST, BAR + DEBT * debt * slow)
-    return Valued(tuple(options), bar, expected, real, transit, band, lasting)
-
-
-def _weight(load: fluid.Load, memory: Memory, now: float) -> float:
-    """Requests per second of the last half hour over those of now: misses count by requests, whatever the regime."""
-    real = memory.tracks["real"]
-    age = now - memory.started_at if memory.started_at is not None else 0.0
-    seconds = MEMORY_SECONDS * (1 - math.exp(-age / MEMORY_SECONDS))
-    rate = sum(load.requests) / max(1, len(load.requests))
-    return real.offered / seconds / rate if seconds > 0 and rate > 0 else 1.0
+    unpaid: dict[Split, Unpaid] = {}
+    if ahead is not None and not policy.convertible and memory.before is not None:
+        # Of a regime that goes on for `lasting` seconds in the mean.
+        chance = 1 - math.exp(-on_wrong_side / lasting)
+        found = {q: Unpaid(max(0.0, regret(memory, q.prefill)), chance * ahead.risk(q, target)) for q in splits}
+        unpaid = {q: doubt for q, doubt in found.items() if doubt.risk > doubt.saved}
+    return Valued(tuple(options), bar, expected, real, band, unpaid)
 
 
 def _share(rolled: tuple[float, float, Queues]) -> float:
@@ -205,13 +201,29 @@ def _follow_tracks(
         return
     load = estimate.load(seconds)
     keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
+    requests = sum(load.requests)
+    past = memory.traffic
+    memory.traffic = Traffic(
+        keep * past.seconds + len(load.requests),
+        keep * past.requests + requests,
+        keep * past.prompt_tokens + sum(load.prefill_seconds) * estimate.velocity,
+        keep * past.output_tokens + requests * load.output,
+        keep * past.context_tokens + requests * load.context,
+    )
     courses = {str(q.prefill): q for q in splits}
     courses["real"] = Split(max(1, serving.prefill), max(1, serving.decode))
-    for key, q in courses.items():
-        track = memory.tracks.get(key)
-        if track is None:
-            track = Track(Queues(estimate.queued_seconds, estimate.decoding))
-        span = float(len(load.requests))
-        missed, offered, queues = fluid.roll(load, model, fluid.Course(q, q, 0.0), track.queues, span)
-        memory.tracks[key] = Track(queues, keep * track.missed + missed, keep * track.offered + offered)
-    memory.tracks = {key: memory.tracks[key] for key in courses}
+    now_queues = Queues(estimate.queued_seconds, estimate.decoding)
+
+    def rolled(tracks: dict[str, Track], keep: float) -> dict[str, Track]:
+        found = {}
+        for key, q in courses.items():
+            track = tracks.get(key) or Track(now_queues)
+            course = fluid.Course(q, q, 0.0)
+            missed, offered, queues = fluid.roll(load, model, course, track.queues, float(len(load.requests)))
+            found[key] = Track(queues, keep * track.missed + missed, keep * track.offered + offered)
+        return found
+
+    memory.tracks = rolled(memory.tracks, keep)
+    memory.rivals = rolled(memory.rivals, 1.0)
+    if memory.pending is not None:
+        memory.pending_rivals = rolled(memory.pending_rivals, 1.0)

@@ -80,17 +80,6 @@ def test_a_shift_that_starves_nobody_is_confirmed_first() -> None:
     assert decisions[moved - 1].reason == reasons.CONFIRMING
 
 
-@pytest.mark.parametrize(("lasted", "moves"), [(300.0, False), (36_000.0, True)])
-def test_a_slow_gear_stands_still_when_regimes_are_short(lasted: float, moves: bool) -> None:
-    """Regimes of five minutes: 120 s out of service, there and back, would not pay. Of ten hours: they do."""
-    source, law = Source(), policy(gear=Gear(120.0, drains=True))
-    _, memory = settle(source, law, 100)
-    memory.runs = [lasted] * 16
-    decisions, _ = overload(source, law, memory, 6)
-    assert any(d.moves for d in decisions) == moves
-    assert (reasons.SHORT_REGIME in {d.reason for d in decisions}) != moves
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
