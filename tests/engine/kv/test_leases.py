@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 
 import pytest
@@ -201,6 +202,17 @@ def test_a_word_is_gone_before_anyone_can_free_the_blocks(how: str, monkeypatch:
             table.expire(lease.expires)
     assert cleared_under_lock == [True]
     assert not seen(words, "e", "r", lease.epoch)
+
+
+def test_no_word_stands_once_the_arena_is_given_back() -> None:
+    words = LeaseWords("e")
+    table = LeaseTable(LEASE, words)
+    early = table.grant("early", [1], 4, 0.0)
+    words.close()
+    late = table.grant("late", [2], 4, 0.0)
+    assert not seen(words, "e", "early", early.epoch)
+    assert not seen(words, "e", "late", late.epoch)
+    assert words.address % mmap.PAGESIZE == 0
 
 
 IDS = st.sampled_from(["a", "b", "c"])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from forebay_engine.kv.lease_words import LeaseMark
 from forebay_engine.transfer import nixl
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.memory import HOST, Place
 from forebay_engine.transfer.nixl_agent import NixlAgent
-from forebay_engine.transfer.nixl_reads import Peer, Reads
+from forebay_engine.transfer.nixl_reads import PIECE_BYTES, Peer, Reads
+from forebay_engine.transfer.staging import MAX_SLOTS
 from forebay_engine.transfer.ucx import ProtocolTable, Route
 from forebay_wire.messages import Compatibility, Handshake
 
@@ -92,7 +95,7 @@ def test_a_direct_read_given_up_is_in_doubt_until_its_last_request_is_over(end: 
     reads = Reads(
         agent,
         address=memory.ctypes.data,
-        block_bytes=16 * 1024 * 1024,  # two blocks a request
+        block_bytes=PIECE_BYTES // 2,
         num_blocks=8,
         word_bytes=8,
         clock=lambda: now,
@@ -166,3 +169,81 @@ def test_a_peer_that_is_left_in_the_middle_of_a_read_keeps_its_descriptors_until
         transport._reads.read(stale, [0], [0], float("inf"), None)
     assert agent.used_after_free == 0
     transport.close()
+
+
+class Journal(Agent):
+    """Notes the order of calls; the handle of a lease's word is 0, since it is made first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began: list[int] = []
+
+    def start(self, handle: int) -> str:
+        self.began.append(handle)
+        return self.state(handle)
+
+
+def reads_of(agent: Agent, memory: Any, sleep: Callable[[float], None] = lambda seconds: None) -> Reads:
+    reads = Reads(
+        agent,
+        address=memory.ctypes.data,
+        block_bytes=PIECE_BYTES,
+        num_blocks=8,
+        word_bytes=8,
+        clock=lambda: 100.0,
+        sleep=sleep,
+        table=cast(ProtocolTable, Table()),
+    )
+    reads.look_at_routes()
+    return reads
+
+
+def test_a_leases_word_is_begun_only_once_every_block_has_landed() -> None:
+    agent = Journal()
+    waits: list[list[int]] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(list(agent.began))
+        agent.states.update(dict.fromkeys(agent.began, "DONE"))
+
+    reads = reads_of(agent, np.zeros(MEMORY_BYTES, dtype=np.uint8), sleep)
+    peer = Peer("e", "agent", object(), 8, object(), 4, connected=0.0, proven=True)
+
+    assert not reads.read(peer, [0, 1, 2], [3, 4, 5], 200.0, None, LeaseMark(6, 1))  # nothing came: another word
+
+    assert agent.began[-1] == 0
+    assert sorted(agent.began) == [0, 1, 2, 3]
+    assert all(agent.states[handle] == "DONE" for handle in (1, 2, 3))
+    assert waits[-1] == agent.began, "the word was waited for by itself"
+    assert sorted(agent.released) == [0, 1, 2, 3]
+    assert len(reads._words._free) == len(reads._words.made) == 1
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_a_word_that_was_not_begun_is_given_back_with_its_slot(how: str) -> None:
+    agent, cancel = Journal(), threading.Event()
+    reads = reads_of(agent, np.zeros(MEMORY_BYTES, dtype=np.uint8))
+    peer = Peer("e", "agent", object(), 8, object(), 4, connected=0.0, proven=True)
+    if how == "cancelled":
+        cancel.set()
+    else:
+        agent.first_state = "ERR"
+
+    with pytest.raises(TransferError):
+        reads.read(peer, [0], [3], 200.0, cancel, LeaseMark(6, 1))
+
+    assert 0 not in agent.began
+    assert sorted(agent.released) == sorted(agent.states)
+    assert len(reads._words._free) == len(reads._words.made) == 1
+    assert (peer.reading, reads.begun, peer.abandoned) == (0, 0, [])
+
+
+def test_an_owner_is_asked_when_peers_that_hang_keep_every_words_slot() -> None:
+    agent = Journal()
+    agent.first_state = "DONE"
+    reads = reads_of(agent, np.zeros(MEMORY_BYTES, dtype=np.uint8))
+    taken = [reads._words.take() for _ in range(MAX_SLOTS)]
+    assert all(taken)
+    peer = Peer("e", "agent", object(), 8, object(), 4, connected=0.0, proven=True)
+    assert not reads.read(peer, [0], [3], 200.0, None, LeaseMark(6, 1))
+    assert len(agent.began) == 1

@@ -147,13 +147,13 @@ def before_the_word(reader: Reader, hook: Callable[[], None]) -> None:
         transport._ask = hooked_ask  # type: ignore[method-assign]
     else:
         assert isinstance(transport, NixlTransport)
-        stands = transport._reads._stands
+        read_word = transport._reads._read_word
 
-        def hooked_stands(*args: Any) -> bool:
+        def hooked_read_word(*args: Any) -> None:
             hook()
-            return stands(*args)
+            read_word(*args)
 
-        transport._reads._stands = hooked_stands  # type: ignore[method-assign]
+        transport._reads._read_word = hooked_read_word  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("event", ["expired", "cancelled", "restarted"])

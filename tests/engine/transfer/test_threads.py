@@ -107,7 +107,9 @@ async def test_only_an_unsettled_read_goes_before_the_cancellation(pool: ThreadP
     assert (caught.value is error) == (reason == "unsettled")
 
 
-async def test_a_job_that_ended_as_its_caller_was_cancelled_is_not_waited_for_again(pool: ThreadPool) -> None:
+async def test_a_job_that_ended_as_its_caller_was_cancelled_is_not_waited_for_again(
+    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cancellation comes between the job's end and its caller's turn: the blocks in doubt must not be lost."""
     error = TransferError("x", reason="unsettled", unsettled=UnsettledRead())
     job = Job(raising(error))
@@ -120,7 +122,7 @@ async def test_a_job_that_ended_as_its_caller_was_cancelled_is_not_waited_for_ag
         task.cancel()
         told.set()
 
-    pool._ended = cancelled_too  # type: ignore[method-assign]
+    monkeypatch.setattr(pool, "_ended", cancelled_too)
     job.release.set()
     await asyncio.wait_for(told.wait(), SECONDS)
     with pytest.raises(TransferError) as caught:

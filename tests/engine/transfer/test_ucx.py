@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from forebay_engine.transfer.ucx import ProtocolTable, TransportUnavailable, environment, has_infiniband, parse_routes
+from forebay_engine.transfer.ucx import (
+    LOOK_SECONDS,
+    ProtocolTable,
+    RouteParser,
+    TransportUnavailable,
+    environment,
+    has_infiniband,
+)
 
 STAMP = "[1795970335.035560] [vm:6972 :0]   "
 
@@ -67,19 +74,36 @@ def test_in_use(lines: list[str], transport: str, one_sided: bool | None) -> Non
 
 
 def test_the_row_of_the_size_counts() -> None:
-    rows = parse_routes(iter(RDMA))
+    rows = RouteParser().feed(RDMA)
     assert [(row.low, row.high) for row in rows] == [(0, 0), (1, 8184), (8185, 65536), (65537, float("inf"))]
     assert [row.one_sided for row in rows] == [False, False, True, True]
 
 
 def test_the_table_is_read_on_as_it_grows() -> None:
     with tempfile.TemporaryFile() as log_file:
-        found = ProtocolTable(log_file, "pull", 65536)
+        now = 0.0
+        found = ProtocolTable(log_file, "pull", 65536, lambda: now)
         assert found.in_use() == "Unknown"
         os.write(log_file.fileno(), ("\n".join(CMA) + "\n").encode())
+        assert found.in_use() == "Unknown", "as last looked at"
+        now += LOOK_SECONDS
         assert found.in_use() == "SharedMemory"
-        os.write(log_file.fileno(), "\n".join(TCP).encode())
+        text = ("\n".join(TCP) + "\n").encode()
+        for start in range(0, len(text), 7):  # whatever a write ends with
+            os.write(log_file.fileno(), text[start : start + 7])
+            found.routes()
         assert found.in_use() == "TCP"
+        assert len(found.routes()) == 2, "each row is taken once"
+
+
+def test_new_warnings_are_handed_on_once(caplog: pytest.LogCaptureFixture) -> None:
+    with tempfile.TemporaryFile() as log_file:
+        found = ProtocolTable(log_file, "pull", 65536)
+        for number in range(3):
+            os.write(log_file.fileno(), f"[1.0] [vm:1:0] ucp.c:1 UCX  WARN number {number}\n".encode())
+            found.routes()
+            found.routes()
+    assert [record.getMessage().split()[-1] for record in caplog.records] == ["0", "1", "2"]
 
 
 def test_without_a_log_nothing_is_claimed() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 from typing import NamedTuple
 
 WORD_BYTES = 8
@@ -32,11 +33,15 @@ def lease_mark(engine_id: str, request_id: str, epoch: int) -> LeaseMark:
 
 
 class LeaseWords:
-    """One engine's words, COUNT little-endian 64-bit integers from `address` on. LeaseTable writes under its lock."""
+    """One engine's words, COUNT little-endian 64-bit integers from `address` on. LeaseTable writes under its lock.
+
+    They lie in pages of their own: registered ones may be pinned, and a forked child may lose them.
+    """
 
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
-        self._words = (ctypes.c_uint64 * COUNT)()
+        self._closed = False
+        self._words = (ctypes.c_uint64 * COUNT).from_buffer(mmap.mmap(-1, self.nbytes))
 
     @property
     def address(self) -> int:
@@ -48,11 +53,18 @@ class LeaseWords:
 
     def set(self, request_id: str, epoch: int) -> None:
         self._words[epoch % COUNT] = lease_mark(self.engine_id, request_id, epoch).word
+        if self._closed:  # looked at after the write: close() may come in between, from another thread
+            self._words[epoch % COUNT] = 0
 
     def clear(self, request_id: str, epoch: int) -> None:
         """Leaves the place alone when a later lease has it."""
         if self._words[epoch % COUNT] == lease_mark(self.engine_id, request_id, epoch).word:
             self._words[epoch % COUNT] = 0
+
+    def close(self) -> None:
+        """Before the arena's memory is given back: from now on no lease stands, whatever its table says."""
+        self._closed = True
+        ctypes.memset(self.address, 0, self.nbytes)
 
     def read(self, place: int) -> bytes:
         """Word `place` as a peer sees it."""

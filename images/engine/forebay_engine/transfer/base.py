@@ -88,7 +88,7 @@ def check_blocks(
     if len(set(local_blocks)) != len(local_blocks):
         raise TransferError("read into the same local block twice: each may be named once", reason="refused")
     for what, blocks, total in (("remote", remote_blocks, remote_total), ("local", local_blocks, local_total)):
-        for block in blocks:
+        for block in (min(blocks, default=0), max(blocks, default=0)):
             if not 0 <= block < total:
                 raise TransferError(
                     f"read of {what} block {block}: the {what} arena has blocks 0 to {total - 1}", reason="refused"

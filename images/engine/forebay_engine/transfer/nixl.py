@@ -48,6 +48,7 @@ class NixlTransport:
         """
         self._block_bytes = block_bytes
         self._num_blocks = num_blocks
+        self._words = words
         self._keepalive: tuple[object, ...] = (keepalive, words)
         self._connect_timeout = connect_timeout
         self._clock = clock
@@ -61,7 +62,7 @@ class NixlTransport:
         if words is not None:
             self._agent.register(words.address, words.nbytes)
         self._metadata = self._agent.metadata()
-        self._table = ProtocolTable(PROCESS.log_file, name, block_bytes)
+        self._table = ProtocolTable(PROCESS.log_file, name, block_bytes, clock)
         self._reads = Reads(
             self._agent,
             address=address,
@@ -159,6 +160,8 @@ class NixlTransport:
             if self._reads.begun or any(peer.abandoned for peer in self._known()):
                 never_free((self._keepalive, self._reads))
                 return
+            if self._words is not None:
+                self._words.close()  # while the blocks still are what the words say
             for peer in self._peers.values():
                 self._unload(peer)
             self._peers.clear()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.memory import HOST, Place
@@ -40,9 +41,13 @@ class NixlAgent:
     def exclusive(self) -> Iterator[None]:
         """The lock; raises TransferError once the agent is closed."""
         with self.lock:
-            if self.closed:
-                raise TransferError("the transport is closed", reason="closed")
+            self.check_open()
             yield
+
+    def check_open(self) -> None:
+        """Under the lock: raises TransferError once the agent is closed."""
+        if self.closed:
+            raise TransferError("the transport is closed", reason="closed")
 
     def metadata(self) -> bytes:
         """What a peer needs to read all regions registered so far."""
@@ -68,11 +73,11 @@ class NixlAgent:
         with contextlib.suppress(Exception):
             self._agent.remove_remote_agent(agent)
 
-    def prepare(self, target: Any, places: Sequence[int], source: Any, remote_places: Sequence[int]) -> Any:
-        """A request that reads remote_places[i] of `source` into places[i] of `target`."""
-        return self._agent.make_prepped_xfer(
-            "READ", target, np.asarray(places, dtype=np.int32), source, np.asarray(remote_places, dtype=np.int32)
-        )
+    def prepare(
+        self, target: Any, places: npt.NDArray[np.int32], source: Any, remote_places: npt.NDArray[np.int32]
+    ) -> Any:
+        """A request that reads remote_places[i] of `source` into places[i] of `target`; start() begins it."""
+        return self._agent.make_prepped_xfer("READ", target, places, source, remote_places)
 
     def start(self, handle: Any) -> str:
         """DONE, PROC or ERR. Over cma (same host) the whole copy happens in here."""
@@ -117,14 +122,19 @@ def calling(doing: str) -> Iterator[None]:
     except TransferError:
         raise
     except Exception as error:
-        name = type(error).__name__
-        if name == "nixlRemoteDisconnectError":
-            reason = "disconnected"
-        elif name in ("nixlNotFoundError", "nixlInvalidParamError", "nixlMismatchError"):
-            reason = "refused"
-        else:
-            reason = "backend"
-        raise TransferError(f"could not {doing}: {name}: {error}", reason=reason) from error
+        raise failure(doing, error) from error
+
+
+def failure(doing: str, error: Exception) -> TransferError:
+    """What `calling` raises for an exception of NIXL's."""
+    name = type(error).__name__
+    if name == "nixlRemoteDisconnectError":
+        reason = "disconnected"
+    elif name in ("nixlNotFoundError", "nixlInvalidParamError", "nixlMismatchError"):
+        reason = "refused"
+    else:
+        reason = "backend"
+    return TransferError(f"could not {doing}: {name}: {error}", reason=reason)
 
 
 def never_free(thing: object) -> None:

@@ -15,18 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from forebay_engine.kv.lease_words import LeaseMark
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.memory import ArenaMemory, HostMemory
-from forebay_engine.transfer.nixl_agent import OURSELVES, NixlAgent, calling
+from forebay_engine.transfer.nixl_agent import OURSELVES, NixlAgent, calling, failure
 from forebay_engine.transfer.staging import Slot, Staging
 from forebay_engine.transfer.ucx import ProtocolTable
 from forebay_engine.types import UnsettledRead
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 32 * 1024 * 1024
-"""One NIXL request: over cma a request is one uninterruptible copy under the lock, about 5 ms of it."""
+PIECE_BYTES = 96 * 1024 * 1024
+"""One NIXL request: over cma a request is one uninterruptible copy under the lock, about 11 ms of it. That is less than
+progress.IDLE_SECONDS, which a peer that connects meanwhile may wait for anyway. Each border of pieces costs 0.1 ms."""
 
 WINDOW = 2
 """Requests of one read in flight, where the transport works in the background."""
@@ -77,19 +81,22 @@ class Peer:
         return bool(self.abandoned or self.reading)
 
 
-@dataclass(frozen=True, slots=True)
+Indices = npt.NDArray[np.int32]
+
+
+@dataclass(eq=False, slots=True)
 class Piece:
     """What one NIXL request reads."""
 
     source: Any
-    places: Sequence[int]
+    places: Indices
     """Of `source`."""
 
-    arena_blocks: Sequence[int] = ()
-    """Where it lands, when it lands in the arena directly."""
+    landing: Indices
+    """Where they land: of the arena's blocks, or of a slot's places."""
 
     staging: Staging | None = None
-    """Where it lands instead."""
+    """None: it lands in the arena directly."""
 
     deliver: Callable[[Slot], None] = lambda slot: None
     """Takes it out of its slot."""
@@ -99,7 +106,8 @@ class Piece:
 class Request:
     handle: Any
     piece: Piece
-    slot: Slot | None
+    slot: Slot | None = None
+    started: bool = False
     doubt: UnsettledRead | None = None
     """Set when it was given up and may land in the arena."""
 
@@ -145,38 +153,27 @@ class Reads:
         """base.py: Transport.read. `local` None reads into a slot and drops it (warm-up)."""
         proving = not peer.proven and self._clock() >= peer.connected + DIRECT_AFTER_SECONDS
         requests: deque[Request] = deque()
-        give_up = min(deadline, self._clock() + ANSWER_SECONDS)
-        while True:
-            with self._agent.exclusive():
-                if proving:  # what the peer sent for the set-up is taken in first: this read is to wait for the rest
-                    self._agent.progress()
-                self.settle(peer)
-                if peer.unloaded:  # since the caller looked it up
-                    raise TransferError(f"engine {peer.engine_id} was left: handshake first", reason="not_connected")
-                if not peer.abandoned:
-                    self.begun += 1
-                    peer.reading += 1
-                    break
-            if cancel is not None and cancel.is_set():
-                raise TransferError(f"read of engine {peer.engine_id} was cancelled", reason="cancelled")
-            if self._clock() >= give_up:
-                raise TransferError(
-                    f"engine {peer.engine_id} has not answered an earlier read yet: it hangs", reason="wedged"
-                )
-            self._sleep(500e-6)
+        self._begin(peer, deadline, cancel, proving)
+        word: Request | None = None
+        found: list[int] = []
         try:
+            if lease is not None:
+                word = self._prepare_word(peer, lease, found)
             self._fetch(peer, self._pieces(peer, remote, local), requests, deadline, cancel)
             # Only now that every block has landed: the order is what makes the word say something about them.
-            stands = lease is not None and self._stands(peer, lease, requests, deadline, cancel)
+            if word is not None:
+                self._read_word(peer, word, requests, deadline, cancel)
             if proving:
                 self.look_at_routes()
                 peer.proven = True
-            return stands
+            return lease is not None and found == [lease.word]
         except BaseException:
             self._abandon(peer, requests)
             raise
         finally:
             with self._agent.lock:
+                if word is not None and not word.started:
+                    self._end(word)
                 self.begun -= 1
                 peer.reading -= 1
 
@@ -212,36 +209,78 @@ class Reads:
         for slot in (*self.staging.made, *self._words.made):
             self._agent.release_list(slot.descriptors)
 
+    def _begin(self, peer: Peer, deadline: float, cancel: threading.Event | None, proving: bool) -> None:
+        """Counts a read of the peer, once none that was given up is left."""
+        give_up: float | None = None
+        while True:
+            with self._agent.lock:
+                self._agent.check_open()
+                if proving:  # what the peer sent for the set-up is taken in first: this read is to wait for the rest
+                    self._agent.progress()
+                if peer.abandoned:
+                    self.settle(peer)
+                if peer.unloaded:  # since the caller looked it up
+                    raise TransferError(f"engine {peer.engine_id} was left: handshake first", reason="not_connected")
+                if not peer.abandoned:
+                    self.begun += 1
+                    peer.reading += 1
+                    return
+            if cancel is not None and cancel.is_set():
+                raise TransferError(f"read of engine {peer.engine_id} was cancelled", reason="cancelled")
+            now = self._clock()
+            if give_up is None:
+                give_up = min(deadline, now + ANSWER_SECONDS)
+            if now >= give_up:
+                raise TransferError(
+                    f"engine {peer.engine_id} has not answered an earlier read yet: it hangs", reason="wedged"
+                )
+            self._sleep(500e-6)
+
     def _pieces(self, peer: Peer, remote: Sequence[int], local: Sequence[int] | None) -> Iterator[Piece]:
+        theirs = np.asarray(remote, dtype=np.int32)
         if local is not None and self.direct(peer):
+            ours = np.asarray(local, dtype=np.int32)
             size = max(1, PIECE_BYTES // self._block_bytes)
-            for start in range(0, len(remote), size):
-                yield Piece(peer.blocks, remote[start : start + size], local[start : start + size])
+            for start in range(0, len(theirs), size):
+                yield Piece(peer.blocks, theirs[start : start + size], ours[start : start + size])
             return
         size = self.staging.places
-        for start in range(0, len(remote), size):
+        for start in range(0, len(theirs), size):
             blocks = () if local is None else local[start : start + size]
-            yield Piece(peer.blocks, remote[start : start + size], (), self.staging, self._into(blocks))
+            places = theirs[start : start + size]
+            landing = self.staging.indices[: len(places)]
+            yield Piece(peer.blocks, places, landing, self.staging, self._into(blocks))
 
     def _into(self, blocks: Sequence[int]) -> Callable[[Slot], None]:
         return lambda slot: self._memory.put(slot.buffer, blocks)
 
-    def _stands(
+    def _prepare_word(self, peer: Peer, lease: LeaseMark, found: list[int]) -> Request | None:
+        """The request whose answer goes to `found`, made before the blocks are read: after them it would cost twice
+        the time, with caches full of their bytes. None: the peer has no words, or too many peers hang (each keeps a
+        slot), so that the owner is to be asked."""
+        if peer.words is None:
+            return None
+        place = np.array([lease.epoch % peer.num_words], dtype=np.int32)
+        piece = Piece(peer.words, place, self._words.indices, self._words, lambda slot: found.append(slot.number()))
+        with self._agent.lock:
+            return self._prepare(peer, piece)
+
+    def _read_word(
         self,
         peer: Peer,
-        lease: LeaseMark,
+        word: Request,
         requests: deque[Request],
         deadline: float,
         cancel: threading.Event | None,
-    ) -> bool:
-        if peer.words is None:
-            return False
-        found: list[int] = []
-        piece = Piece(
-            peer.words, (lease.epoch % peer.num_words,), (), self._words, lambda slot: found.append(slot.number())
-        )
-        self._fetch(peer, (piece,), requests, deadline, cancel)
-        return found == [lease.word]
+    ) -> None:
+        """Once `requests` is empty: every block has landed."""
+        self._go_on(peer, requests, deadline, cancel)
+        with self._agent.lock:
+            state = self._start(peer, word, requests)
+        if state == "DONE":
+            self._deliver(word)
+        else:
+            self._fetch(peer, (), requests, deadline, cancel)
 
     def _fetch(
         self,
@@ -256,14 +295,7 @@ class Reads:
         piece = next(left, None)
         idle = 0
         while piece is not None or requests:
-            if cancel is not None and cancel.is_set():
-                raise TransferError(f"read of engine {peer.engine_id} was cancelled", reason="cancelled")
-            if self._clock() >= deadline:
-                raise TransferError(
-                    f"read of engine {peer.engine_id} took longer than it may; {len(requests)} requests unanswered"
-                    f"{'' if piece is None else ', not all asked for'}",
-                    reason="timeout",
-                )
+            self._go_on(peer, requests, deadline, cancel, "" if piece is None else ", not all asked for")
             if piece is not None and len(requests) < WINDOW and self._post(peer, piece, requests):
                 piece = next(left, None)
                 idle = 0
@@ -273,26 +305,60 @@ class Reads:
                 self._sleep(min(20e-6 * 2**idle, 300e-6))
                 idle = min(idle + 1, 5)
 
+    def _go_on(
+        self, peer: Peer, requests: deque[Request], deadline: float, cancel: threading.Event | None, rest: str = ""
+    ) -> None:
+        """Raises TransferError when the read is to end now."""
+        if cancel is not None and cancel.is_set():
+            raise TransferError(f"read of engine {peer.engine_id} was cancelled", reason="cancelled")
+        if self._clock() >= deadline:
+            raise TransferError(
+                f"read of engine {peer.engine_id} took longer than it may; {len(requests)} requests unanswered{rest}",
+                reason="timeout",
+            )
+
     def _post(self, peer: Peer, piece: Piece, requests: deque[Request]) -> bool:
         """Start one request; False when no slot is free. One that is done at once is finished at once."""
-        with self._agent.exclusive(), calling(f"read engine {peer.engine_id}"):
-            slot = None if piece.staging is None else piece.staging.take()
-            if slot is None and piece.staging is not None:
+        with self._agent.lock:
+            request = self._prepare(peer, piece)
+            if request is None:
                 return False
-            target = self.arena if slot is None else slot.descriptors
-            landing = piece.arena_blocks if slot is None else range(len(piece.places))
-            try:
-                handle = self._agent.prepare(target, landing, piece.source, piece.places)
-            except Exception:
-                if slot is not None and piece.staging is not None:
-                    piece.staging.give_back(slot)
-                raise
-            request = Request(handle, piece, slot)
-            requests.append(request)
-            state = self._state(requests, request, self._agent.start)
+            state = self._start(peer, request, requests)
         if state == "DONE":
             self._deliver(request)
         return True
+
+    def _prepare(self, peer: Peer, piece: Piece) -> Request | None:
+        """Under the lock: a request that has not begun; None when no slot is free."""
+        self._agent.check_open()
+        try:
+            if piece.staging is None:
+                return Request(self._agent.prepare(self.arena, piece.landing, piece.source, piece.places), piece)
+            slot = piece.staging.take()
+            if slot is None:
+                return None
+            try:
+                handle = self._agent.prepare(slot.descriptors, piece.landing, piece.source, piece.places)
+            except Exception:
+                piece.staging.give_back(slot)
+                raise
+            return Request(handle, piece, slot)
+        except TransferError:
+            raise
+        except Exception as error:
+            raise failure(f"read engine {peer.engine_id}", error) from error
+
+    def _start(self, peer: Peer, request: Request, requests: deque[Request]) -> str:
+        """Under the lock: begin it. DONE or PROC; while it is not over it is in `requests`."""
+        self._agent.check_open()
+        request.started = True
+        requests.append(request)
+        try:
+            return self._state(requests, request, self._agent.start)
+        except TransferError:
+            raise
+        except Exception as error:
+            raise failure(f"read engine {peer.engine_id}", error) from error
 
     def _poll(self, requests: deque[Request]) -> bool:
         """Look at every request in flight; True when one was finished."""

@@ -142,7 +142,8 @@ class Puller:
         if cancel.is_set():
             raise TransferError("the request was aborted", reason="cancelled")
         if stands:
-            self._release(source)  # the blocks are ours: the owner need not be waited for
+            # The blocks are ours, and whoever waits for them goes on before the owner is told.
+            asyncio.get_running_loop().call_soon(self._release, source)
             return
         answer = await self._peers.complete(source.host, source.port, _ref(source), timeout=CONFIRM_SECONDS)
         if not answer.unbroken:
@@ -175,6 +176,7 @@ class Puller:
 
     async def close(self) -> None:
         """Returns when no owner waits for word of its blocks; by RELEASE_TRIES x CONFIRM_SECONDS at latest."""
+        await asyncio.sleep(0)  # a release may be due in this turn of the loop
         await asyncio.gather(*self._releases)
 
     async def follow(

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from forebay_engine.transfer.memory import HOST, Buffer, Place, host_buffer
 from forebay_engine.transfer.nixl_agent import OURSELVES, NixlAgent
 
@@ -47,6 +49,9 @@ class Staging:
     ) -> None:
         self.places = max(1, slot_bytes // place_bytes)
         """In one slot."""
+
+        self.indices = np.arange(self.places, dtype=np.int32)
+        """Of its places."""
 
         self._place_bytes = place_bytes
         self._agent = agent

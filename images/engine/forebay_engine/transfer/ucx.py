@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -100,6 +102,7 @@ def _kind(name: str) -> str:
     return "Unknown"
 
 
+LOOK_SECONDS = 1.0
 _LIBC = ctypes.CDLL(None)
 _WORST_FIRST = ("Unknown", "TCP", "SharedMemory", "RDMA")
 _STAMP = re.compile(r"^\[[^\]]*\]\s*\[[^\]]*\]\s*")
@@ -108,27 +111,33 @@ _READ = "remote memory read by ucp_get"
 _SUFFIX = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def parse_routes(lines: Iterator[str]) -> list[Route]:
-    """The rows that describe reads from other processes, in the order UCX printed them."""
-    routes: list[Route] = []
-    agent: str | None = None
-    reading = False
-    for line in lines:
-        text = _STAMP.sub("", line).strip()
-        if not text.startswith("|"):
-            continue
-        cells = [cell.strip() for cell in text.strip("|").split("|")]
-        if len(cells) == 1:
-            header = _HEADER.match(cells[0])
-            if header:
-                agent, reading = (header["agent"] if header["where"] != "self" else None), False
-            else:
-                reading = agent is not None and cells[0].startswith(_READ)
-        elif len(cells) == 3 and reading and agent is not None:
-            bounds = _bounds(cells[0])
-            if bounds is not None:
-                routes.append(Route(agent, *bounds, cells[1], cells[2]))
-    return routes
+class RouteParser:
+    """Takes UCX's log line by line; in its tables a row's meaning depends on the titles above it."""
+
+    def __init__(self) -> None:
+        self._agent: str | None = None
+        self._reading = False
+
+    def feed(self, lines: Iterable[str]) -> list[Route]:
+        """The rows that describe reads from other processes, in the order UCX printed them."""
+        routes: list[Route] = []
+        for line in lines:
+            text = _STAMP.sub("", line).strip()
+            if not text.startswith("|"):
+                continue
+            cells = [cell.strip() for cell in text.strip("|").split("|")]
+            if len(cells) == 1:
+                header = _HEADER.match(cells[0])
+                if header:
+                    self._agent = header["agent"] if header["where"] != "self" else None
+                    self._reading = False
+                else:
+                    self._reading = self._agent is not None and cells[0].startswith(_READ)
+            elif len(cells) == 3 and self._reading and self._agent is not None:
+                bounds = _bounds(cells[0])
+                if bounds is not None:
+                    routes.append(Route(self._agent, *bounds, cells[1], cells[2]))
+        return routes
 
 
 def _bounds(text: str) -> tuple[int, float] | None:
@@ -146,44 +155,57 @@ def _size(text: str) -> float | None:
 
 
 class ProtocolTable:
-    """Routes of one agent, for reads of `size` bytes, read from this process's UCX log as it grows."""
+    """Routes of one agent, for reads of `size` bytes, read from this process's UCX log as it grows. Thread-safe."""
 
-    def __init__(self, log_file: IO[bytes] | None, agent: str, size: int) -> None:
+    def __init__(
+        self, log_file: IO[bytes] | None, agent: str, size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._file = log_file
         self._agent = agent
         self._size = size
-        self._seen = -1
-        self._warned = 0
-        self._routes: list[Route] = []
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._parser = RouteParser()
+        self._offset = 0
+        self._looked = -math.inf
+        self._routes: tuple[Route, ...] = ()
 
-    def routes(self) -> list[Route]:
-        """Empty while no peer was read, or when UCX's log does not go to a file of ours."""
-        if self._file is None:
-            return []
-        _LIBC.fflush(None)  # UCX writes through stdio: the table just printed may still be in its buffer
-        length = os.fstat(self._file.fileno()).st_size
-        if length != self._seen:
-            lines = os.pread(self._file.fileno(), length, 0).decode(errors="replace").splitlines()
-            self._routes = [
-                route
-                for route in parse_routes(iter(lines))
-                if self._agent.startswith(route.agent) and route.low <= self._size <= route.high
-            ]
-            self._forward(lines)
-            self._seen = length
+    def routes(self) -> tuple[Route, ...]:
+        """As UCX has printed them by now. Empty while no peer was read, or when its log does not go to a file of
+        ours."""
+        if self._file is not None:
+            with self._lock:
+                self._look(self._file)
         return self._routes
 
     def in_use(self) -> str:
-        """The slowest of the transports in use, since a worker promises no better than its worst peer."""
-        kinds = {route.transport for route in self.routes()}
+        """The slowest of the transports in use, since a worker promises no better than its worst peer.
+
+        As last looked at, LOOK_SECONDS ago at most: a look costs 0.06 ms, and every pull asks.
+        """
+        if self._clock() >= self._looked + LOOK_SECONDS:
+            self.routes()
+        kinds = {route.transport for route in self._routes}
         return next((kind for kind in _WORST_FIRST if kind in kinds), "Unknown")
 
-    def _forward(self, lines: list[str]) -> None:
-        """UCX's warnings go to this file too: hand the new ones on, so that they are not lost."""
-        warnings = [line for line in lines if " WARN " in line or " ERROR " in line]
-        for line in warnings[self._warned : self._warned + 20]:
+    def _look(self, file: IO[bytes]) -> None:
+        self._looked = self._clock()
+        _LIBC.fflush(None)  # UCX writes through stdio: the table just printed may still be in its buffer
+        length = os.fstat(file.fileno()).st_size
+        if length <= self._offset:
+            return
+        new = os.pread(file.fileno(), length - self._offset, self._offset)
+        whole = new.rfind(b"\n") + 1  # the rest of a line that is being written comes next time
+        self._offset += whole
+        lines = new[:whole].decode(errors="replace").splitlines()
+        self._routes += tuple(
+            route
+            for route in self._parser.feed(lines)
+            if self._agent.startswith(route.agent) and route.low <= self._size <= route.high
+        )
+        # UCX's warnings go to this file too: hand them on, so that they are not lost.
+        for line in [line for line in lines if " WARN " in line or " ERROR " in line][:20]:
             log.warning("UCX: %s", _STAMP.sub("", line).strip())
-        self._warned = len(warnings)
 
 
 class Process:
