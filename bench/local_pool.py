@@ -21,6 +21,8 @@ import msgspec
 import psutil
 import yaml
 
+from forebay_operator.api.load import load_manifest
+from forebay_operator.local.containers import pool_sizes
 from forebay_operator.local.control import Control
 from forebay_operator.local.errors import LocalError
 from forebay_operator.local.ports import Ports
@@ -125,7 +127,7 @@ async def local_pool(folder: Path, model: dict[str, Any], memory: bytes | None =
     state.create()
     if memory is not None:
         (state.path / MEMORY).write_bytes(memory)
-    count = model["spec"]["prefill"]["replicas"] + model["spec"]["decode"]["replicas"] + 1
+    count = 1 + sum(pool_sizes(load_manifest(file.read_text(), str(file)).model).values())
     ports = Ports("127.0.0.1")
     try:
         port = ports.find(random.randint(20000, 30000), count)[0]

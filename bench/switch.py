@@ -7,6 +7,9 @@ Nothing is told to the law but the load. `switch_s`: from the first request of t
 request that was sent to a worker after its role became prefill. The router's own gear is off (spec.router.convertible
 Never): with it decoders take prompts at once, whatever their role. Afterwards the ratio is put back by hand and the
 queues run empty. The law starts with full windows, as after an hour of quiet.
+
+`parts` splits each round's time: `looks`, whole seconds that ended before the role changed (the law looks just after
+each); `role`, until the first label; `routed`, from there until a request was sent to that worker; `served`, its TTFT.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import math
 import random
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +46,22 @@ QUIET_SECONDS = 13.0
 """The windows of the last seconds forget the step meanwhile."""
 
 
+def believed() -> dict[str, float]:
+    """The speed of a `slow` worker, as the law's checkpoint has it."""
+    perf = load("slow")
+    return {
+        "prefill_velocity": 2048 / perf.prefill_seconds(2048),
+        "weights_seconds": perf.weights_seconds,
+        "sequence_seconds": perf.sequence_seconds,
+        "resident_seconds": perf.resident_seconds,
+        "kv_tokens": perf.kv_capacity_tokens,
+        "max_batch": 256,
+    }
+
+
 def learnt(model: dict[str, Any]) -> bytes:
     """What an earlier `up` of these workers had learnt, at the end of a quiet minute that ended just now."""
-    perf, now = load("slow"), time.time()
-    velocity = 2048 / perf.prefill_seconds(2048)
+    now = time.time()
     memory = Memory(
         target=START,
         started_at=now - 61,
@@ -53,16 +69,8 @@ def learnt(model: dict[str, Any]) -> bytes:
         arrivals=[(float(int(now) - 59 + i), 1, 60) for i in range(60)],
         output=40.0,
     )
-    believed: dict[str, float] = {
-        "prefill_velocity": velocity,
-        "weights_seconds": perf.weights_seconds,
-        "sequence_seconds": perf.sequence_seconds,
-        "resident_seconds": perf.resident_seconds,
-        "kv_tokens": perf.kv_capacity_tokens,
-        "max_batch": 256,
-    }
     spec = load_manifest(yaml.safe_dump(model), "bench").model
-    return msgspec.json.encode(Saved(learnt_with(spec), Checkpoint(memory=memory.dump(), believed=believed)))
+    return msgspec.json.encode(Saved(learnt_with(spec), Checkpoint(memory=memory.dump(), believed=believed())))
 
 
 async def watch_roles(pool: LocalPool, switched: dict[str, float]) -> None:
@@ -75,38 +83,63 @@ async def watch_roles(pool: LocalPool, switched: dict[str, float]) -> None:
         await asyncio.sleep(0.05)
 
 
-def switched_after(sent: list[Sent], switched: dict[str, float]) -> float | None:
-    """Seconds from the first request to the first token of one that was sent to a worker in its new role."""
-    firsts = [s.first for s in sent if s.first is not None and s.sent >= switched.get(s.prefill, math.inf)]
-    return min(firsts) - min(s.sent for s in sent) if firsts else None
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One round's way to the first token of a request that was sent to a worker in its new role. Seconds."""
+
+    looks: int
+    """Ends of whole seconds between the first request and the first change of a role."""
+
+    role: float
+    routed: float
+    served: float
+
+    @property
+    def took(self) -> float:
+        return self.role + self.routed + self.served
 
 
-async def one_round(pool: LocalPool, seed: int, seconds: float = STEP_SECONDS) -> tuple[float | None, list[Sent]]:
+def switch_of(sent: list[Sent], switched: dict[str, float], wall_offset: float) -> Switch | None:
+    """`wall_offset`: wall time less the clock of `sent` and `switched`."""
+    moved = [s for s in sent if s.first is not None and s.sent >= switched.get(s.prefill, math.inf)]
+    if not moved:
+        return None
+    began, label = min(s.sent for s in sent), min(switched.values())
+    first = min(moved, key=lambda s: s.first or math.inf)
+    assert first.first is not None
+    looks = math.floor(label + wall_offset) - math.floor(began + wall_offset)
+    return Switch(looks, label - began, first.sent - label, first.first - first.sent)
+
+
+async def one_round(pool: LocalPool, seed: int, seconds: float = STEP_SECONDS) -> tuple[Switch | None, list[Sent]]:
     switched: dict[str, float] = {}
     watching = asyncio.create_task(watch_roles(pool, switched))
     try:
         sent = await play(pool.url, poisson(random.Random(seed), 0.0, seconds, *STEP), seed)
     finally:
         watching.cancel()
-    return switched_after(sent, switched), sent
+    return switch_of(sent, switched, time.time() - time.monotonic()), sent
 
 
 async def rounds(folder: Path, count: int, seed: int) -> dict[str, object]:
     model = manifest(*START, ttft_ms=TTFT_MS, tpot_ms=TPOT_MS)
     async with local_pool(folder, model, learnt(model)) as pool:
         psutil.cpu_percent()
-        times: list[float] = []
+        found: list[Switch] = []
         missed = failed = 0
         for number in range(count):
             took, sent = await one_round(pool, seed + number)
             failed += sum(s.status not in (200, 429) for s in sent)
             missed += took is None
-            times += [] if took is None else [took]
+            found += [] if took is None else [took]
             await asyncio.sleep(QUIET_SECONDS)
             await pool.ratio(f"{START[0]}:{START[1]}")
             await asyncio.sleep(2.0)
         status = await pool.status()
+    times = [each.took for each in found]
+    parts = [{key: round(value, 2) for key, value in asdict(each).items()} for each in found]
     return {
+        "parts": parts,
         "switch_s": [round(t, 2) for t in times],
         "switch_s_p95": round(percentile(times, 0.95), 2) if times else None,
         "not_switched": missed,

@@ -5,7 +5,7 @@ Autoscaled counts live in status, never in spec. Until a scaling law sets them, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +14,8 @@ from forebay_operator.act.roles import Targets
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.ratio import Ratio, parse_ratio
 from forebay_operator.api.v1alpha1 import DisaggregatedModel, DisaggregatedModelSpec
+from forebay_operator.decide import Fleet, Split
+from forebay_operator.homes import Homes, home_limits, resized
 from forebay_operator.local.containers import pool_sizes
 from forebay_operator.observe.types import Observation
 
@@ -60,6 +62,37 @@ def role_targets(spec: DisaggregatedModelSpec, status: Mapping[str, Any], counts
     if not (low.at_most(asked) and asked.at_most(high)):
         return dict(counts)
     return {"prefill": prefill, "decode": decode}
+
+
+def homes_of(
+    spec: DisaggregatedModelSpec,
+    counts: Mapping[Pool, int],
+    observation: Observation,
+    *,
+    yielded: Collection[Pool],
+    held: Collection[Pool],
+) -> Homes:
+    """The home pools for the law. A pod that finds no node is act/pending.py's: the law sees `counts` without it."""
+    fleets = {}
+    for pool in POOLS:
+        pods = observation.of_pool(pool)
+        leaving = sum(pod.terminating or pod.draining for pod in pods)
+        fleets[pool] = Fleet(counts[pool], sum(pod.serving for pod in pods), terminating=leaving)
+    return Homes(fleets, home_limits(spec, counts, yielded, held))
+
+
+def resized_targets(status: Mapping[str, Any], counts: Mapping[Pool, int]) -> dict[Pool, int] | None:
+    """The role targets in status, fitted to pools whose sizes have changed since; None: there are none to fit."""
+    homes = (status.get("memory") or {}).get(HOMES) or {}
+    old = {pool: (status.get(pool) or {}).get("target") for pool in POOLS}
+    if not all(isinstance(value, int) and value > 0 for value in (*old.values(), *(homes.get(p) for p in POOLS))):
+        return None
+    before, after = (Split(sizes["prefill"], sizes["decode"]) for sizes in (homes, counts))
+    targets = Split(old["prefill"] or 0, old["decode"] or 0)
+    if targets.total != before.total or after.total < len(POOLS):
+        return None
+    fitted = resized(targets, before, after)
+    return {"prefill": fitted.prefill, "decode": fitted.decode}
 
 
 def rules(spec: DisaggregatedModelSpec) -> Rules:

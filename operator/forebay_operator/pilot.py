@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
-from forebay_operator.decide import Decision, Memory, Policy, Split, Workers, decide, reasons
+from forebay_operator.decide import Decision, Memory, Policy, Sizing, Split, Workers, decide, reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import absorb
+from forebay_operator.decide.size import BACK_OFF_MOST
+from forebay_operator.homes import STARTS, Homes, StartUps, growth_of, resized
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.router_report import Totals
 from forebay_operator.observe.traffic import Health, Observation, Signal
@@ -45,6 +47,9 @@ ADVICE_SECONDS: Final = 30.0
 TRANSIENT: Final = frozenset({reasons.CONFIRMING, reasons.MOVING})
 """Said on the way to another decision."""
 
+SIZE_HOLDS: Final = frozenset({reasons.AT_MOST, reasons.BACKING_OFF, reasons.PAUSED, reasons.UNEXPLAINED})
+"""Of the pools' sizes: what is told beside the split's own reason."""
+
 NOBODY: Final = Workers(prefill_velocity=1.0, weights_seconds=1.0, resident_seconds=0.0, kv_tokens=1)
 """Stands where no worker has been measured yet. Nothing is decided with it."""
 
@@ -57,7 +62,10 @@ class Ruling:
     """Of this moment."""
 
     move: Split | None
-    """New targets to carry out; None: as they are."""
+    """New targets to carry out, of the workers there are to be; None: as they are."""
+
+    homes: Split | None
+    """New sizes of the home pools to carry out, with `move`; None: as they are."""
 
     told: Decision | None
     """The last decision that said something: a move, or a reason to hold that lasted."""
@@ -72,6 +80,8 @@ class Checkpoint(msgspec.Struct):
     """Of Workers, what is finite: JSON has no infinity."""
 
     totals: Totals | None = None
+    starts: list[float] = []
+    """Seconds that the last workers took from wanted to ready, newest last."""
 
 
 class Pilot:
@@ -85,6 +95,8 @@ class Pilot:
 
         self.flaps = 0
         self.signals: tuple[Signal, ...] = ()
+        self.starts = [seconds for seconds in held.starts if 0 < seconds < math.inf][-STARTS:]
+        self._startups = StartUps()
         self._candidate: tuple[str, float] | None = None
         self._saved_at = now
         self._saved: tuple[float, ...] = ()
@@ -92,9 +104,18 @@ class Pilot:
         """Of the last observation, for an observer that goes on counting."""
 
     def rule(
-        self, observation: Observation, spec: DisaggregatedModelSpec, target: Split, learnt: Workers | None, now: float
+        self,
+        observation: Observation,
+        spec: DisaggregatedModelSpec,
+        target: Split,
+        learnt: Workers | None,
+        now: float,
+        homes: Homes | None = None,
     ) -> Ruling:
-        """`target`: the split that is in force, however it came about. `learnt`: the workers' speed as it looks now."""
+        """`target`: the split that is in force, however it came about. `learnt`: the workers' speed as it looks now.
+
+        `homes`: the pools, where their sizes may be decided too.
+        """
         self.signals = observation.signals
         self._believe(learnt)
         if self.memory.target != tuple(target):
@@ -103,13 +124,27 @@ class Pilot:
         if self.believed is None:
             decision = self._unmeasured(observation, law_policy(spec, NOBODY, target.total), target, now)
         else:
-            policy = law_policy(spec, self.believed, target.total)
-            decision, self.memory = decide(observation, policy, self.memory, now)
+            growth = None if homes is None else growth_of(spec, homes, self.starts)
+            policy = law_policy(spec, self.believed, target.total, growth)
+            decision, self.memory = decide(
+                observation, policy, self.memory, now, None if homes is None else homes.fleets
+            )
         self._note_totals(observation)
         moved = decision.target != target and decision.target.total == target.total
         move = decision.target if moved and decision.apply else None
         self._tell(decision, moved, now)
-        return Ruling(decision, move, self.told)
+        sizing = decision.sizing
+        if sizing is None or sizing.target == sizing.before:
+            return Ruling(decision, move, None, self.told)
+        self._tell_size(decision, sizing)
+        if not decision.apply:
+            return Ruling(decision, None, None, self.told)
+        targets = resized(move or target, sizing.before, sizing.target)
+        return Ruling(decision, targets, sizing.target, self.told)
+
+    def note_workers(self, ready: Mapping[str, bool], now: float) -> None:
+        """Of the workers there are, which are ready: how long new ones take is learnt from it."""
+        self.starts = [*self.starts, *self._startups.look(ready, now)][-STARTS:]
 
     def _unmeasured(self, observation: Observation, policy: Policy, target: Split, now: float) -> Decision:
         """The windows fill meanwhile, so that nothing is lost by waiting."""
@@ -159,6 +194,26 @@ class Pilot:
             return
         if moved and not decision.apply and self._recommended(decision):
             return
+        self._say(decision)
+
+    def _tell_size(self, decision: Decision, sizing: Sizing) -> None:
+        """As a decision of its own: from and to are the pools' sizes."""
+        told = self.told
+        if not decision.apply and told is not None and is_size(told) and told.target == sizing.target:
+            return
+        self._say(
+            replace(
+                decision,
+                before=sizing.before,
+                target=sizing.target,
+                reason=sizing.reason,
+                message=sizing.message,
+                limited_by=sizing.limited_by,
+                options=(),
+            )
+        )
+
+    def _say(self, decision: Decision) -> None:
         self._candidate = None
         if self.told is not None:
             self.history = [self.told, *self.history][:HISTORY]
@@ -173,7 +228,8 @@ class Pilot:
         return told.target == decision.target or (same_way and decision.at - told.at < ADVICE_SECONDS)
 
     def _flap(self, decision: Decision) -> None:
-        moves = [d for d in (self.told, *self.history) if d is not None and d.target != d.before]
+        told = (d for d in (self.told, *self.history) if d is not None and not is_size(d))
+        moves = [d for d in told if d.target != d.before]
         if decision.apply and moves and decision.at - moves[0].at < FLAP_SECONDS:
             last = moves[0].target.prefill - moves[0].before.prefill
             self.flaps += last * (decision.target.prefill - decision.before.prefill) < 0
@@ -192,7 +248,7 @@ class Pilot:
     def checkpoint(self, capacity: Capacity, *, windows: bool) -> Checkpoint:
         """`windows`: with the last minutes' figures, for a restart within RESUME_SECONDS."""
         memory = self.memory if windows else without_windows(self.memory)
-        return Checkpoint(memory.dump(), capacity.copy(), _finite(self.believed), self.totals)
+        return Checkpoint(memory.dump(), capacity.copy(), _finite(self.believed), self.totals, list(self.starts))
 
     def checkpoint_due(self, now: float) -> bool:
         """Whether soft memory is worth writing: at most each minute, when a figure moved by a tenth. True notes it."""
@@ -205,6 +261,7 @@ class Pilot:
             _step(self.believed, 32.0) * memory.decode_factor,
             float(len(memory.runs)),
             float(memory.regime),
+            float(len(self.starts)),
         )
         if self._saved and not _differs(self._saved, figures, CHECKPOINT_CHANGE):
             return False
@@ -222,10 +279,24 @@ class Pilot:
             )
 
 
+def is_size(decision: Decision) -> bool:
+    """Whether it was told of the pools' sizes, not of the split."""
+    sizing = decision.sizing
+    return sizing is not None and sizing.target != sizing.before and decision.target == sizing.target
+
+
+def size_hold(decision: Decision) -> Sizing | None:
+    """What keeps the pools from a size that demand asks for, where people should know of it."""
+    sizing = decision.sizing
+    held = sizing is not None and sizing.target == sizing.before and sizing.reason in SIZE_HOLDS
+    return sizing if held else None
+
+
 def _subject(decision: Decision) -> str:
     """What a decision is about: figures in its message change with each look. Of metrics, which of them."""
     named = decision.message.partition(":")[0] if decision.reason.startswith("Metrics") else ""
-    return f"{decision.reason} {named}"
+    held = size_hold(decision)
+    return f"{decision.reason} {named} {'' if held is None else held.reason}"
 
 
 def without_windows(memory: Memory) -> Memory:
@@ -233,6 +304,7 @@ def without_windows(memory: Memory) -> Memory:
     kept = memory.next()
     kept.started_at, kept.seen_at, kept.confirming, kept.move_started = None, -1.0, 0, -1.0
     kept.arrivals, kept.totals, kept.workers = [], [], {}
+    kept.size = kept.size.durable()
     return kept
 
 
@@ -244,6 +316,9 @@ def _restore(saved: Mapping[str, Any], now: float) -> Memory:
         return Memory()
     memory.moves = [moved if moved.at <= now else msgspec.structs.replace(moved, at=now) for moved in memory.moves]
     memory.regime_since = min(memory.regime_since, now)
+    size = memory.size
+    size.changes = [change if change.at <= now else msgspec.structs.replace(change, at=now) for change in size.changes]
+    size.blocked_until = min(size.blocked_until, now + BACK_OFF_MOST)
     if not 0 <= now - memory.seen_at <= RESUME_SECONDS:
         memory = without_windows(memory)
     return memory

@@ -9,7 +9,7 @@ from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import parse_ratio
 from forebay_operator.api.scaling import ScalingPolicy
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
-from forebay_operator.decide import Bounds, Gear, Policy, Workers
+from forebay_operator.decide import Bounds, Gear, Growth, Policy, Workers
 
 ROLE_SECONDS: Final = 1.0
 """From a decision to the first request that the worker gets in its new role."""
@@ -22,13 +22,16 @@ MIXED_SHARE: Final = 0.9
 Pause = Literal["None", "All", "ScaleUp", "ScaleDown"]
 
 
-def law_policy(spec: DisaggregatedModelSpec, workers: Workers, workers_total: int) -> Policy:
+def law_policy(
+    spec: DisaggregatedModelSpec, workers: Workers, workers_total: int, growth: Growth | None = None
+) -> Policy:
     """What the law needs of `spec`. `workers`: their speed; `workers_total`: how many there should be.
 
     A fixed pool's workers may serve in either role, down to one. GPUs do not change with a role, so the budget does not
-    limit role switches.
+    limit role switches. Where roles are not switched and pools grow, the law sizes the pools and moves no role.
     """
     objectives, scaling = spec.objectives, spec.scaling
+    switching = scaling.role_switching == "Enabled"
     fewest, most = {}, {}
     pools: tuple[Pool, Pool] = ("prefill", "decode")
     for pool in pools:
@@ -50,12 +53,13 @@ def law_policy(spec: DisaggregatedModelSpec, workers: Workers, workers_total: in
             ratio_max=parse_ratio(scaling.ratio.max),
         ),
         convertible=spec.router.convertible != "Never",
-        mode=scaling.mode if scaling.role_switching == "Enabled" else "Off",
+        mode=scaling.mode if switching or growth is not None else "Off",
         pause=_pause(spec),
         attainment=objectives.attainment_percent / 100,
         stale_seconds=STALE_SECONDS[scaling.metrics.source],
+        growth=growth,
     )
-    rate = _moves_per_minute(spec, workers_total)
+    rate = _moves_per_minute(spec, workers_total) if switching else 0
     return policy if rate is None else replace(policy, moves_per_minute=rate)
 
 

@@ -20,6 +20,7 @@ from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.load import SpecError, from_server
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.build.surroundings import Surroundings
+from forebay_operator.decide import Split
 from forebay_operator.events import Event, Recorder, Why, condition_events
 from forebay_operator.goals import HOMES
 from forebay_operator.kube import (
@@ -150,6 +151,9 @@ class Reconciler:
         except SpecError as error:
             text = "; ".join(str(problem) for problem in error.problems)
             problem = Problem(ProblemKind.INVALID_SPEC, f"{raw['kind']} {namespace}/{name}", text[:1000])
+            if self._rescaler is not None:
+                # It goes on from its checkpoint in status once the spec can be read.
+                self._rescaler.forget(key)
             await self._refuse(raw, gathered, problem, now)
             return self._spread(self._resync)
         yielded = await self._children.yielded(raw, owner, gathered.deployments)
@@ -159,7 +163,8 @@ class Reconciler:
         if word is not None and word.move is not None:
             # The record first here too: a restart after the first label must not take it for a mistake.
             targets: dict[Pool, int] = {"prefill": word.move.prefill, "decode": word.move.decode}
-            if not await self._write_status(replace(turn, targets=targets), now, word):
+            counts = _resized_counts(turn, word.homes)
+            if not await self._write_status(replace(turn, targets=targets, counts=counts), now, word):
                 return PROBLEM_SECONDS
             await self._tell_rescale(raw, turn.targets, word)
             return 0.0
@@ -188,7 +193,9 @@ class Reconciler:
             return None
         gathered = turn.gathered
         fleet = fleet_of(gathered.observation, gathered.routers, turn.targets)
-        return self._rescaler.see(turn.key, turn.owner.uid, turn.model.spec, turn.status, fleet, turn.targets)
+        return self._rescaler.see(
+            turn.key, turn.owner.uid, turn.model.spec, turn.status, fleet, turn.targets, turn.homes
+        )
 
     async def _act(self, turn: Turn) -> tuple[Problem, ...]:
         """Everything the plan asks for; what was refused of it."""
@@ -325,7 +332,8 @@ class Reconciler:
 
     async def _tell_rescale(self, raw: Object, before: Mapping[Pool, int], word: Word) -> None:
         move, decision = word.move, word.decision or {}
-        note = f"targets {before['prefill']}:{before['decode']} -> {move}: {decision.get('message', '')}"
+        resized = "" if word.homes is None else f"pools have {word.homes} workers, "
+        note = f"{resized}targets {before['prefill']}:{before['decode']} -> {move}: {decision.get('message', '')}"
         await self._recorder.record(raw, Event(Why.RESCALED, str(decision.get("reason", "Rescale")), note))
 
     async def _tell_operation(self, raw: Object, before: Operation | None, after: Operation | None) -> None:
@@ -355,3 +363,11 @@ class Reconciler:
     def _spread(self, seconds: float) -> float:
         """So that models do not all come at once for ever after a restart."""
         return seconds * self._rng.uniform(0.8, 1.2)
+
+
+def _resized_counts(turn: Turn, homes: Split | None) -> Mapping[Pool, int]:
+    """The counts to remember with new sizes. Of a pool that somebody else sizes, ours stays what it was."""
+    if homes is None:
+        return turn.counts
+    before = turn.homes.wanted
+    return {pool: turn.counts[pool] + getattr(homes, pool) - getattr(before, pool) for pool in POOLS}

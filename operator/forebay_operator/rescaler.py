@@ -7,8 +7,9 @@ realises the targets in its next pass, so that an operator that dies in between 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -20,6 +21,7 @@ from forebay_operator.api.labels import Pool
 from forebay_operator.api.scaling import Metrics
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
 from forebay_operator.decide import Decision, Split
+from forebay_operator.homes import Homes
 from forebay_operator.observe.assemble import until_next_look
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.fleet import Fleet
@@ -27,14 +29,23 @@ from forebay_operator.observe.router_report import Totals
 from forebay_operator.observe.traffic import Health, Signal
 from forebay_operator.observe.traffic_source import TrafficSource
 from forebay_operator.observe.types import MetricsView
-from forebay_operator.pilot import Checkpoint, Pilot
+from forebay_operator.pilot import Checkpoint, Pilot, is_size, size_hold
 
 log = logging.getLogger(__name__)
 
 LAW: Final = "law"
 """Key in status.memory: the law's checkpoint."""
 
+SIZE: Final = "workers"
+"""Key in the inputs of a decision: why pools do not get the size that demand asks for."""
+
 HISTORY: Final = 10
+
+LOOKS_APART_SECONDS: Final = 0.003
+"""Between the looks of two models: all at once they would keep every reconcile waiting for most of a second."""
+
+LOOKS_WITHIN_SECONDS: Final = 0.9
+"""Of a second. Later looks would lose what they gain by coming just after the end of one."""
 
 Key = tuple[str, str]
 MakeSource = Callable[[Key, DisaggregatedModelSpec, Totals | None, Capacity | None], Awaitable[TrafficSource]]
@@ -62,8 +73,14 @@ class Following:
     law: dict[str, Any]
     """The checkpoint as it is, or is to be, in status.memory."""
 
+    homes: Homes | None = None
+    """The home pools, as the last reconcile saw them."""
+
     pending: Split | None = None
     """Decided and not recorded yet."""
+
+    pending_homes: Split | None = None
+    """Sizes of the home pools that were decided with it."""
 
     told: dict[str, Any] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -73,6 +90,8 @@ class Following:
     base: Totals | None = None
     capacity: Capacity | None = None
     task: asyncio.Task[None] | None = None
+    place: int = 0
+    """In the row of the models that are looked at in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,9 @@ class Word:
     decisions: list[dict[str, Any]]
     law: dict[str, Any]
     move: Split | None
+    homes: Split | None
+    """Sizes of the home pools, to be recorded with `move`."""
+
     trouble: MetricsView | None
 
 
@@ -118,6 +140,7 @@ class Rescaler:
         status: Mapping[str, Any],
         fleet: Fleet,
         targets: Mapping[Pool, int],
+        homes: Homes | None = None,
     ) -> Word | None:
         """Of each reconcile: what it sees, for what the law says. None where no law runs (mode Off)."""
         held = self._following.get(key)
@@ -133,10 +156,11 @@ class Rescaler:
         recorded = tuple((status.get(pool) or {}).get("target") for pool in ("prefill", "decode"))
         if recorded == held.pending or target.total != held.target.total or spec != held.spec:
             # It is recorded; or there are other workers, or other rules now than it was decided for.
-            held.pending = None
-        held.spec, held.fleet = spec, fleet
+            held.pending = held.pending_homes = None
+        held.spec, held.fleet, held.homes = spec, fleet, homes
         held.target = target
-        return Word(held.told, held.history, held.law, held.pending, held.trouble)
+        held.pilot.note_workers({member.name: member.ready for member in fleet.members if member.there}, self._clock())
+        return Word(held.told, held.history, held.law, held.pending, held.pending_homes, held.trouble)
 
     def forget(self, key: Key) -> None:
         held = self._following.pop(key, None)
@@ -159,6 +183,7 @@ class Rescaler:
         held.told = status.get("decision")
         held.history = list(status.get("decisions") or [])
         held.base, held.capacity = checkpoint.totals, checkpoint.capacity
+        held.place = free_place(other.place for other in self._following.values())
         self._following[key] = held
         self._start(key, held)
         return held
@@ -171,7 +196,7 @@ class Rescaler:
         try:
             while True:
                 await self.try_to_look(key)
-                await asyncio.sleep(until_next_look(self._clock()))
+                await asyncio.sleep(until_next_look(self._clock() - delay_of(held.place)))
         finally:
             if held.source is not None:
                 await held.source.close()
@@ -196,13 +221,16 @@ class Rescaler:
         observed = await source.observe(held.fleet)
         now, pilot = self._clock(), held.pilot
         told, flaps = pilot.told, pilot.flaps
-        in_force = held.pending or held.target
-        ruling = pilot.rule(observed, held.spec, in_force, source.workers(), now)
+        in_force, homes = held.pending or held.target, held.homes
+        if homes is not None and held.pending_homes is not None:
+            homes = homes.ordered(held.pending_homes)
+        ruling = pilot.rule(observed, held.spec, in_force, source.workers(), now, homes)
         self._counts.decided(key, ruling.decision.reason)
         self._counts.flapped(key, pilot.flaps - flaps)
         news = ruling.move is not None
         if ruling.move is not None:
             held.pending = ruling.move
+            held.pending_homes = ruling.homes or held.pending_homes
         if ruling.told is not None and ruling.told is not told:
             news |= self._say(held, as_status(ruling.told))
         trouble = _trouble(pilot.trouble())
@@ -236,10 +264,22 @@ class Rescaler:
         return held.source
 
 
+def free_place(taken: Iterable[int]) -> int:
+    """The first place that nobody has."""
+    held = set(taken)
+    return next(place for place in itertools.count() if place not in held)
+
+
+def delay_of(place: int) -> float:
+    """Seconds after the first look of each second."""
+    return place * LOOKS_APART_SECONDS % LOOKS_WITHIN_SECONDS
+
+
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """A restarted operator that comes to hold for the reason it held for has no news."""
     hold = old.get("from") == old.get("to") and new["from"] == new["to"]
-    return hold and old.get("reason") == new["reason"] and old.get("to") == new["to"]
+    size = [(said.get("inputs") or {}).get(SIZE) for said in (old, new)]
+    return hold and old.get("reason") == new["reason"] and old.get("to") == new["to"] and size[0] == size[1]
 
 
 def _kind(trouble: MetricsView | None) -> tuple[str, str] | None:
@@ -256,23 +296,36 @@ def _trouble(signals: list[Signal]) -> MetricsView | None:
 
 def as_status(decision: Decision) -> dict[str, Any]:
     """As status.decision."""
-    moved = decision.target != decision.before
-    # Another number of workers is not carried out from here: the reconciles' counts are the spec's.
-    same = decision.target.total == decision.before.total
+    moved, size = decision.target != decision.before, is_size(decision)
+    # A split of another number of workers is not carried out: what pools have changes by decisions of its own.
+    done = decision.apply and (size or decision.target.total == decision.before.total)
+    act = "Scale" if size else "SwitchRole"
     inputs: dict[str, Any] = dict(decision.inputs)
+    message, limits = decision.message, list(decision.limited_by)
+    held = size_hold(decision)
+    if held is not None:
+        message += f". Workers, {held.reason}: {held.message}"
+        limits += [limit for limit in held.limited_by if limit not in limits]
+        inputs[SIZE] = held.reason
     rejected = {str(o.split): round(o.gain, 4) for o in decision.options if o.split != decision.target}
     if rejected:
         inputs["rejected"] = dict(list(rejected.items())[:8])
     return {
         "time": datetime.fromtimestamp(int(decision.at), UTC).isoformat().replace("+00:00", "Z"),
-        "action": ("SwitchRole" if decision.apply and same else "Recommend") if moved else "Hold",
+        "action": (act if done else "Recommend") if moved else "Hold",
         "from": str(decision.before),
         "to": str(decision.target),
         "reason": decision.reason,
-        "message": truncate(decision.message),
-        "limitedBy": ",".join(decision.limited_by),
+        "message": truncate(message),
+        "limitedBy": ",".join(limits),
         "inputs": inputs,
     }
+
+
+def learnt_starts(status: Mapping[str, Any]) -> list[float]:
+    """Seconds that the last workers took to start, from status.memory; none where they are no numbers."""
+    starts = ((status.get("memory") or {}).get(LAW) or {}).get("starts")
+    return [float(s) for s in starts if isinstance(s, (int, float)) and s > 0] if isinstance(starts, list) else []
 
 
 def read_checkpoint(law: Mapping[str, Any]) -> Checkpoint:

@@ -20,9 +20,11 @@ from forebay_operator.api.labels import POOL, POOLS, Pool
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.build.children import children
 from forebay_operator.build.surroundings import Surroundings
-from forebay_operator.goals import HOMES, pool_counts, pool_goals, role_targets, rules
+from forebay_operator.goals import homes_of, pool_counts, pool_goals, resized_targets, role_targets, rules
+from forebay_operator.homes import Homes, pending_seconds
 from forebay_operator.kube import Object
 from forebay_operator.observe.gather import Gathered
+from forebay_operator.rescaler import learnt_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,9 @@ class Turn:
     """From status: what was under way."""
 
     plan: Plan
+    homes: Homes
+    """The pools, for the law that may size them."""
+
     yielded: frozenset[str] = frozenset()
     """Deployments whose count is left to somebody else."""
 
@@ -92,7 +97,8 @@ def take_turn(
     bounds = {pool: model.spec.bounds(pool) for pool in POOLS}
     remembered = (status.get("memory") or {}).get(UNDONE) or {}
     asked = pool_counts(model, status, gathered.observation)
-    placed = undo_pending(asked, bounds, gathered.observation, remembered, now)
+    wait = pending_seconds(learnt_starts(status))
+    placed = undo_pending(asked, bounds, gathered.observation, remembered, now, wait)
     counts = placed.counts
     names: dict[Pool, str] = {pool: _worker_deployment(built, pool)["metadata"]["name"] for pool in POOLS}
     live: dict[Pool, int] = {
@@ -100,9 +106,8 @@ def take_turn(
     }
     given = {pool: live[pool] if names[pool] in yielded else counts[pool] for pool in POOLS}
     goals = pool_goals(given, names)
-    # Role targets are a split of certain pools: with other sizes they begin anew from those.
-    homes = (status.get("memory") or {}).get(HOMES) or {}
-    resized = bool(homes) and any(homes.get(pool) != counts[pool] for pool in POOLS)
+    fitted = resized_targets(status, given)
+    held = status if fitted is None else {pool: {"target": fitted[pool]} for pool in POOLS}
     recorded = Operation.from_status(status.get("operation"))
     allowed = rules(model.spec)
     return Turn(
@@ -112,13 +117,20 @@ def take_turn(
         gathered=gathered,
         counts=counts,
         placed=placed,
-        targets=role_targets(model.spec, {} if resized else status, given),
+        targets=role_targets(model.spec, held, given),
         built=built,
         goals=goals,
         rules=allowed,
         recorded=recorded,
         plan=plan(gathered.observation, goals, recorded, gathered.loads.fenced, allowed, now),
         yielded=yielded,
+        homes=homes_of(
+            model.spec,
+            given,
+            gathered.observation,
+            yielded=[pool for pool in POOLS if names[pool] in yielded],
+            held=placed.undone,
+        ),
     )
 
 

@@ -13,10 +13,8 @@ from typing import Any, Final
 
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.scaling import Bounds
+from forebay_operator.homes import PENDING_LEAST_SECONDS
 from forebay_operator.observe.types import Observation, PodView
-
-PENDING_SECONDS: Final = 300.0
-"""Longer than a cluster autoscaler takes to bring a node, and than a leaving pod's usual end."""
 
 HELD_SECONDS: Final = 900.0
 """For so long the pool is not asked to grow again past what found a node."""
@@ -30,23 +28,26 @@ class Undone:
     asked: int
     placed: int
     until: datetime
+    waited: float = PENDING_LEAST_SECONDS
+    """Seconds that it had for finding a node."""
 
     def to_status(self) -> dict[str, Any]:
         until = self.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"asked": self.asked, "placed": self.placed, "until": until}
+        return {"asked": self.asked, "placed": self.placed, "until": until, "waited": round(self.waited)}
 
     @staticmethod
     def from_status(value: Any) -> Undone | None:
         try:
-            return Undone(int(value["asked"]), int(value["placed"]), datetime.fromisoformat(value["until"]))
-        except (KeyError, TypeError, ValueError):
+            waited = float(value.get("waited", PENDING_LEAST_SECONDS))
+            return Undone(int(value["asked"]), int(value["placed"]), datetime.fromisoformat(value["until"]), waited)
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
     def describe(self, pool: Pool) -> str:
         until = self.until.astimezone(UTC).strftime("%H:%M UTC")
         return (
             f"{pool}: {self.asked} workers were asked for and {self.placed} found a node within "
-            f"{PENDING_SECONDS:.0f} s; held at {self.placed} until {until}. Add nodes, or lower maxReplicas"
+            f"{self.waited:.0f} s; held at {self.placed} until {until}. Add nodes, or lower maxReplicas"
         )
 
 
@@ -67,8 +68,10 @@ def undo_pending(
     observation: Observation,
     remembered: Mapping[str, Any],
     now: datetime,
+    wait: float = PENDING_LEAST_SECONDS,
 ) -> Placed:
-    """`counts` without the workers that found no node in time. `remembered` is status.memory's entry."""
+    """`counts` without the workers that found no node within `wait` seconds (homes.pending_seconds: by how long workers
+    usually take to start). `remembered` is status.memory's entry."""
     wanted, undone = dict(counts), {}
     fresh: list[Pool] = []
     wake: float | None = None
@@ -82,13 +85,13 @@ def undo_pending(
             continue
         pods = [p for p in observation.of_pool(pool) if not p.terminating]
         ages = [now.timestamp() - p.created_unix for p in pods if _unplaced(p)]
-        late = sum(age >= PENDING_SECONDS for age in ages)
+        late = sum(age >= wait for age in ages)
         placed = max(len(pods) - late, bounds[pool].min_replicas)
         if late and wanted[pool] > placed:
-            undone[pool] = Undone(wanted[pool], placed, now + timedelta(seconds=HELD_SECONDS))
+            undone[pool] = Undone(wanted[pool], placed, now + timedelta(seconds=HELD_SECONDS), wait)
             wanted[pool] = placed
             fresh.append(pool)
-        young = [PENDING_SECONDS - age for age in ages if age < PENDING_SECONDS]
+        young = [wait - age for age in ages if age < wait]
         if young:
             wake = min([*young, *([] if wake is None else [wake])])
     return Placed(wanted, undone, tuple(fresh), wake)

@@ -228,10 +228,14 @@ class _Call:
         wanted = max(equal, key=lambda option: option.split.decode).split
         return self._to(wanted, reasons.RESERVE, f"{wanted} costs no more than {self.before} and has more decoders")
 
+    @property
+    def _busy(self) -> float:
+        return BUSY_CONVERTIBLE if self.policy.convertible else BUSY
+
     def _pressure(self, seen: Estimate) -> tuple[float, float]:
         """Workers that each role needs right now."""
         prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
-        return prefill / (BUSY_CONVERTIBLE if self.policy.convertible else BUSY), decode
+        return prefill / self._busy, decode
 
     def _starves(self, split: Split, seen: Estimate) -> bool:
         """Whether _rescue() would undo a move to `split` at once. The present split never counts."""
@@ -245,16 +249,22 @@ class _Call:
         """A role whose demand is half a worker over what serves it, while the other pool can spare workers.
 
         One observation is enough where a move costs a second; a slow gear waits for the value of the move. The donor
-        keeps its own demand below SPARE of what is left to it.
+        keeps its own demand below SPARE of what is left to it. On a second or two of prompts, which are no window yet
+        and still more than chance brings, one worker moves: the next looks tell whether more must.
         """
         if self.policy.gear.slow:
             return None
         prefill, decode = self._pressure(seen)
         have = self.before
         need = decode - have.decode
-        short = prefill - have.prefill - seen.absorbed(self.policy, self.memory.decode_factor, have.decode)
+        absorbed = seen.absorbed(self.policy, self.memory.decode_factor, have.decode)
+        short, most = prefill - have.prefill - absorbed, have.decode
+        if short <= STARVED_WORKERS:
+            surge = (seen.surge(self.policy, self._busy * (have.prefill + absorbed)) or 0.0) / self._busy
+            if surge - have.prefill - absorbed > STARVED_WORKERS:
+                prefill, short, most = surge, surge - have.prefill - absorbed, 1
         if short > STARVED_WORKERS and decode < have.decode:
-            count = min(math.ceil(short), have.decode - max(1, math.ceil(decode / SPARE)))
+            count = min(math.ceil(short), most, have.decode - max(1, math.ceil(decode / SPARE)))
             if count > 0 and not self._opposes(Split(have.prefill + count, have.decode - count)):
                 return self._to(
                     Split(have.prefill + count, have.decode - count),
@@ -299,7 +309,7 @@ class _Call:
             fleets,
             demand,
             decision.target,
-            self.policy.bounds,
+            growth.bounds or self.policy.bounds,
             growth,
             self.policy.pause,
             measured is None or measured <= 1 - self.policy.attainment,

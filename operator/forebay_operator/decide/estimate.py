@@ -6,6 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from forebay_operator.decide.evidence import WINDOWS_SECONDS, beyond_chance
 from forebay_operator.decide.fluid import QUEUE_SHARE, Load
 from forebay_operator.decide.memory import Memory, Totals, WorkerTotals
 from forebay_operator.decide.types import Policy, Workers
@@ -158,6 +159,16 @@ class Estimate:
         waiting = self.queued_seconds / max(RECENT_SECONDS, policy.ttft_seconds or 0.0)
         _, decode = self.demand(policy, decode_factor)
         return arriving + waiting, decode
+
+    def surge(self, policy: Policy, workers: float) -> float | None:
+        """Workers that prefill needs by the last few seconds alone, when they brought more than `workers` could take
+        and more than chance explains. None: they did not."""
+        for seconds in WINDOWS_SECONDS:
+            recent = self.load(seconds)
+            came, work = sum(recent.requests), sum(recent.prefill_seconds)
+            if len(recent.requests) == seconds and work > 0 and beyond_chance(came, workers * seconds * came / work):
+                return work / seconds + self.queued_seconds / max(seconds, policy.ttft_seconds or 0.0)
+        return None
 
     def absorbed(self, policy: Policy, decode_factor: float, decoders: int) -> float:
         """Prefill workers' worth of prompts that `decoders` convertible decoders take beside what they decode.

@@ -108,6 +108,9 @@ class Growth:
     pending_seconds: float = 600.0
     """A pod that is not ready after this long is given up."""
 
+    bounds: Bounds | None = None
+    """Of the home pools, where those differ from the policy's, which are the roles'."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:

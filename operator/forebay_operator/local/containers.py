@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forebay_operator.api import labels
-from forebay_operator.api.labels import POOLS
+from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.build.expand import expand
 from forebay_operator.build.router import CONTAINER as ROUTER_CONTAINER
@@ -87,20 +87,13 @@ def build_containers(model: DisaggregatedModel, places: Places) -> list[Containe
     """
     sizes = pool_sizes(model)
     ports, gpus = iter(places.worker_ports), iter(places.gpus)
-    common = {"POD_IP": LOOPBACK, "BIND_ADDRESS": LOOPBACK, "TOKEN_FILE": places.token_file}
-    # All workers share this machine's ports: any free one, not the range that NetworkPolicies open in a cluster.
-    common["UCX_TCP_PORT_RANGE"] = "0"
     containers: list[Container] = []
     for pool in POOLS:
-        deployment = worker_deployment(model, pool, replicas=sizes[pool])
-        for index in range(deployment["spec"]["replicas"]):
-            values = {**common, "POD_NAME": f"{pool}-{index}", "PORT": str(next(ports))}
-            values["MODEL_DIR"] = places.model_dir or ""
-            count = model.spec.gpus_per_worker(pool).count
-            values["CUDA_VISIBLE_DEVICES"] = ",".join(next(gpus) for _ in range(count))
-            containers.append(_container(deployment, WORKER_CONTAINER, values))
+        for index in range(sizes[pool]):
+            own = tuple(next(gpus) for _ in range(model.spec.gpus_per_worker(pool).count))
+            containers.append(build_worker(model, places, pool, index, port=next(ports), gpus=own))
     values = {
-        **common,
+        **_common(places),
         "POD_NAME": "router-0",
         "POD_IP": LOOPBACKS.get(places.router_host, places.router_host),
         "BIND_ADDRESS": places.router_host,
@@ -110,6 +103,22 @@ def build_containers(model: DisaggregatedModel, places: Places) -> list[Containe
     }
     containers.append(_container(router_deployment(model, discovery="File"), ROUTER_CONTAINER, values))
     return containers
+
+
+def build_worker(
+    model: DisaggregatedModel, places: Places, pool: Pool, index: int, *, port: int, gpus: Sequence[str]
+) -> Container:
+    """One worker. Raises InputError for a pod template that a process cannot honour."""
+    values = {**_common(places), "POD_NAME": f"{pool}-{index}", "PORT": str(port)}
+    values["MODEL_DIR"] = places.model_dir or ""
+    values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return _container(worker_deployment(model, pool, replicas=1), WORKER_CONTAINER, values)
+
+
+def _common(places: Places) -> dict[str, str]:
+    # All workers share this machine's ports: any free one, not the range that NetworkPolicies open in a cluster.
+    own = {"POD_IP": LOOPBACK, "BIND_ADDRESS": LOOPBACK, "UCX_TCP_PORT_RANGE": "0"}
+    return {**own, "TOKEN_FILE": places.token_file}
 
 
 def _container(deployment: dict[str, Any], name: str, values: Mapping[str, str]) -> Container:

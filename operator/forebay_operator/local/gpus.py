@@ -20,14 +20,14 @@ def visible_gpus(environment: Mapping[str, str], devices: Iterable[str]) -> list
     return [str(number) for number in numbers]
 
 
-def assign_gpus(needed: int) -> tuple[str, ...]:
-    """`needed` GPUs of this machine. Raises InputError when it has fewer."""
+def assign_gpus(needed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`needed` GPUs of this machine, and the others. Raises InputError when it has fewer."""
     if needed == 0:
-        return ()
+        return (), ()
     found = visible_gpus(os.environ, os.listdir("/dev"))
     if len(found) < needed:
         raise InputError(
             f"the workers need {needed} GPUs (gpus.count times workers), this machine shows {len(found)}; "
             "lower the number of workers, or set gpus: {count: 0} in both pools to run on CPU"
         )
-    return tuple(found[:needed])
+    return tuple(found[:needed]), tuple(found[needed:])

@@ -19,13 +19,14 @@ import msgspec
 from forebay_operator.api.ratio import Ratio
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.decide import Decision, Split
+from forebay_operator.homes import Homes
 from forebay_operator.local.errors import LocalError
 from forebay_operator.local.state import StateFolder
 from forebay_operator.local.status import DecisionStatus
 from forebay_operator.observe.assemble import until_next_look
 from forebay_operator.observe.endpoints import EndpointsSource
 from forebay_operator.observe.fleet import Fleet
-from forebay_operator.pilot import Checkpoint, Pilot
+from forebay_operator.pilot import Checkpoint, Pilot, is_size, size_hold
 
 MEMORY: Final = "law.json"
 
@@ -56,50 +57,58 @@ class Rescaling:
         *,
         token: str,
         switch: Callable[[Ratio], object],
+        resize: Callable[[Split, Split], object],
         tell: Callable[[str], None],
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`switch` carries a split out; it raises ValueError or LocalError when it can't."""
+        """`switch` carries a split out, `resize` sizes of the home pools with the split to have then; they raise
+        ValueError or LocalError when they can't."""
         # Wall time, so that what is stored means something later, but without its jumps.
         self._offset = wall() - monotonic()
         self._monotonic = monotonic
         self._spec = model.spec
         self._state = state
         self._switch = switch
+        self._resize = resize
         self._tell = tell
         self._digest = learnt_with(model)
         checkpoint = self._read()
-        self.pilot = Pilot(checkpoint, now=self._clock())
+        self.pilot = Pilot(checkpoint, now=self.clock())
         self.source = EndpointsSource(
-            session, self._clock, token=token, base=checkpoint.totals, capacity=checkpoint.capacity
+            session, self.clock, token=token, base=checkpoint.totals, capacity=checkpoint.capacity
         )
         self._announced: Decision | None = None
         self._refused: str = ""
 
-    def _clock(self) -> float:
+    def clock(self) -> float:
+        """Seconds, as the law counts them."""
         return self._offset + self._monotonic()
 
-    async def step(self, fleet: Fleet) -> None:
+    async def step(self, fleet: Fleet, homes: Homes | None = None) -> None:
         """Never raises for what the router says. Bounded by the source's deadlines."""
         observed = await self.source.observe(fleet)
         roles = [member.target for member in fleet.members]
         target = Split(roles.count("prefill"), roles.count("decode"))
-        now = self._clock()
-        ruling = self.pilot.rule(observed, self._spec, target, self.source.workers(), now)
+        now = self.clock()
+        self.pilot.note_workers({member.name: member.ready for member in fleet.members}, now)
+        ruling = self.pilot.rule(observed, self._spec, target, self.source.workers(), now, homes)
         if ruling.move is not None:
-            self._carry_out(ruling.move)
+            self._carry_out(ruling.move, ruling.homes)
         self._announce(ruling.told)
         if self.pilot.checkpoint_due(now):
             self.save()
 
     def until_next_look(self) -> float:
         """Seconds."""
-        return until_next_look(self._clock())
+        return until_next_look(self.clock())
 
-    def _carry_out(self, move: Split) -> None:
+    def _carry_out(self, move: Split, homes: Split | None) -> None:
         try:
-            self._switch(Ratio(move.prefill, move.decode))
+            if homes is None:
+                self._switch(Ratio(move.prefill, move.decode))
+            else:
+                self._resize(homes, move)
         except (ValueError, LocalError) as error:
             # It is tried again with the next look, and said once.
             if str(error) != self._refused:
@@ -113,7 +122,7 @@ class Rescaling:
             return
         self._announced = told
         if told.target != told.before:
-            verb = "rescaling" if told.apply else "recommended"
+            verb = ("resizing" if is_size(told) else "rescaling") if told.apply else "recommended"
             self._tell(f"{verb}: {told.before} -> {told.target} ({told.reason}): {told.message}")
 
     def save(self) -> None:
@@ -138,16 +147,19 @@ class Rescaling:
     def recommended(self) -> str | None:
         """The split that the law would have, in mode Recommend."""
         told = self.pilot.told
-        return str(told.target) if told is not None and not told.apply else None
+        advice = told is not None and not told.apply and not is_size(told)
+        return str(told.target) if told is not None and advice else None
 
 
 def shown(decision: Decision) -> DecisionStatus:
+    held = size_hold(decision)
+    size = "" if held is None else f". Workers, {held.reason}: {held.message}"
     return DecisionStatus(
         time=datetime.fromtimestamp(decision.at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         from_=str(decision.before),
         to=str(decision.target),
         reason=decision.reason,
-        message=decision.message,
+        message=decision.message + size,
         limited_by=list(decision.limited_by),
         inputs=dict(decision.inputs),
         rejected={str(option.split): round(option.gain, 4) for option in decision.options[:8]},

@@ -12,7 +12,7 @@ class ContainerStatus(msgspec.Struct, frozen=True):
 
     role: str | None
     state: str
-    """Starting | Running | BackOff | Stopping | Stopped"""
+    """Starting | Running | Draining (it finishes its requests and leaves) | BackOff | Stopping | Stopped"""
 
     ready: bool
     port: int
@@ -59,7 +59,7 @@ class UpStatus(msgspec.Struct, frozen=True):
     """Every process is."""
 
     ratio: str
-    """Workers in the roles prefill:decode."""
+    """Workers in the roles prefill:decode, those that leave not counted."""
 
     pid: int
     containers: list[ContainerStatus]
@@ -70,6 +70,9 @@ class UpStatus(msgspec.Struct, frozen=True):
     mode: str = "Off"
     """spec.scaling.mode: who moves the ratio."""
 
+    pools: str = ""
+    """Workers whose home each pool is, prefill:decode, those that leave not counted."""
+
     target: str | None = None
     """What the ratio is to be: in mode Recommend, what the law would make it."""
 
@@ -79,6 +82,9 @@ class UpStatus(msgspec.Struct, frozen=True):
 
     flaps: int = 0
     """Of them, those that took the one before back within two minutes."""
+
+    resizes: int = 0
+    """Changes of the pools' sizes by the law since `up`."""
 
 
 class DownRequest(msgspec.Struct, forbid_unknown_fields=True):

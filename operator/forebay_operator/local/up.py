@@ -23,6 +23,7 @@ from forebay_operator.local.errors import InputError, LocalError
 from forebay_operator.local.gpus import assign_gpus
 from forebay_operator.local.limits import check_supported, ignored_fields
 from forebay_operator.local.models import model_folder
+from forebay_operator.local.places import Room
 from forebay_operator.local.ports import Ports
 from forebay_operator.local.process import find_command
 from forebay_operator.local.state import StateFolder
@@ -77,7 +78,7 @@ def up(options: UpOptions, console: Console) -> int:
             read_file(keys, "API key")
         except BadSecretFile as error:
             raise LocalError(f"{error} (--api-keys-file)") from None
-    gpus = assign_gpus(gpus_needed(model))
+    gpus, spare_gpus = assign_gpus(gpus_needed(model))
     state = StateFolder(options.name or model.metadata.name)
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -94,19 +95,17 @@ def up(options: UpOptions, console: Console) -> int:
             worker_ports = [ports.take(options.worker_port + index, remedy) for index in range(count)]
         source = model.spec.model.parsed_source()
         folder = model_folder(source) if source is not None else None
-        containers = build_containers(
-            model,
-            Places(
-                router_host=options.host,
-                router_port=router_port,
-                worker_ports=tuple(worker_ports),
-                token_file=str(state.token_file),
-                workers_file=str(state.workers_file),
-                model_dir=str(folder) if folder else None,
-                api_keys_file=str(keys.resolve()) if keys else None,
-                gpus=gpus,
-            ),
+        places = Places(
+            router_host=options.host,
+            router_port=router_port,
+            worker_ports=tuple(worker_ports),
+            token_file=str(state.token_file),
+            workers_file=str(state.workers_file),
+            model_dir=str(folder) if folder else None,
+            api_keys_file=str(keys.resolve()) if keys else None,
+            gpus=gpus,
         )
+        containers = build_containers(model, places)
         for command in {container.argv[0] for container in containers}:
             find_command(command)
         token = state.make_token()
@@ -116,6 +115,7 @@ def up(options: UpOptions, console: Console) -> int:
             state,
             token=token,
             on_event=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+            room=Room(model, places, ports, spare_gpus, max(worker_ports) + 1),
         )
         return asyncio.run(_run(supervisor, console))
     finally:

@@ -23,6 +23,10 @@ class Member:
     serving: bool = True
     """False: it is known to take no requests (starting, draining, gone), whatever a router still says."""
 
+    ready: bool = False
+    there: bool = True
+    """False: it stands for a worker that is not there yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -47,10 +51,10 @@ def fleet_of(observation: Observation, routers: tuple[str, ...], targets: Mappin
     for number in range(total - len(members)):
         pool = max(POOLS, key=lambda each: lack[each])
         lack[pool] -= 1
-        members.append(Member(f"(missing {number + 1})", pool, serving=False))
+        members.append(Member(f"(missing {number + 1})", pool, serving=False, there=False))
     return Fleet(tuple(members), tuple(host_port(address, HTTP) for address in routers))
 
 
 def _member(pod: PodView) -> Member:
     address = host_port(pod.ip, HTTP) if pod.ip and pod.ready else ""
-    return Member(pod.name, pod.serves_as, address, pod.serving)
+    return Member(pod.name, pod.serves_as, address, pod.serving, pod.ready)

@@ -6,9 +6,11 @@ Needs etcd, kube-apiserver and kube-controller-manager in the cache folder: `mak
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from e2e.cluster.control_plane import ControlPlane, Kubelets, NotBuilt, control_
 from forebay_operator import kube as k
 from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
+from forebay_operator.decide import Memory
 from forebay_operator.kube import KubeClient, Object
 from forebay_operator.leader import LeaderElector
 from forebay_operator.main import Operator
@@ -28,7 +31,8 @@ from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.gather import Nodes
 from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
-from forebay_operator.pilot import Pilot
+from forebay_operator.observe.router_report import Totals
+from forebay_operator.pilot import Checkpoint, Pilot
 from forebay_operator.preview.changes import Action
 from forebay_operator.preview.forecast import Fate
 from forebay_operator.preview.preview import Preview, preview
@@ -38,6 +42,7 @@ from forebay_operator.status.build import build_status
 from forebay_wire.load import LoadReport
 from forebay_wire.messages import DrainResponse
 from support.fake_cluster import simulated_model
+from support.law_world import SPEED, Load, ScriptedTraffic
 
 NAMESPACES = k.Resource("v1", "Namespace", "namespaces", namespaced=False)
 CRD_FILE = Path(__file__).parents[3] / "crds" / "serving.forebay.dev_disaggregatedmodels.yaml"
@@ -310,6 +315,44 @@ async def test_the_laws_checkpoint_comes_back_as_it_was_written(site: Site) -> N
     again = await site.kube.apply(k.MODELS, status, force=True, subresource="status")
     assert again["metadata"]["resourceVersion"] == after["metadata"]["resourceVersion"]
     assert made["metadata"]["uid"] == after["metadata"]["uid"]
+
+
+async def test_the_law_grows_a_pool_and_shrinks_it_again(site: Site) -> None:
+    """Real Deployments, real time, and the load that the test says. The law begins with full windows."""
+    model = simulated_model(1, 1, scaling={
+        "prefill": {"minReplicas": 1, "maxReplicas": 3},
+        "decode": {"minReplicas": 1, "maxReplicas": 1},
+        "behavior": {"scaleUp": {"stabilizationWindowSeconds": 1}, "scaleDown": {"stabilizationWindowSeconds": 2}},
+    })  # fmt: skip
+    for pool in labels.POOLS:
+        model["spec"][pool] = {}
+    made = await site.apply(model)
+    now = time.time()
+    memory = Memory(target=(1, 1), started_at=now - 61, seen_at=now, arrivals=[(float(int(now)), 1, 100)], output=50.0)
+    law = write_checkpoint(Checkpoint(memory.dump(), believed={k: v for k, v in asdict(SPEED).items() if v < math.inf}))
+    status = {key: made[key] for key in ("apiVersion", "kind")} | {
+        "metadata": {key: made["metadata"][key] for key in ("name", "namespace")},
+        "status": {"observedGeneration": 0, "memory": {"law": law}},
+    }
+    await site.kube.apply(k.MODELS, status, force=True, subresource="status")
+    load = Load(prompts=5, tokens=1500)
+
+    async def source(key: Any, spec: Any, base: Totals | None, _: Capacity | None) -> ScriptedTraffic:
+        return ScriptedTraffic(lambda: load, time.time, base)
+
+    async with site.operator() as operator:
+        operator.rescaler._make_source = source
+        await site.until("a worker more", lambda: _equals(site.roles, {"prefill": 2, "decode": 1}), 60.0)
+        await site.until("settled", site.is_settled)
+        said = (await site.model())["status"]
+        told = [said["decision"], *said.get("decisions", [])]
+        assert ("Scale", "1:1", "2:1") in [(d["action"], d["from"], d["to"]) for d in told]
+        assert (said["prefill"]["target"], said["decode"]["target"]) == (2, 1)
+        assert said["memory"]["homes"] == {"prefill": 2, "decode": 1}
+        load = Load(prompts=1, tokens=100)
+        await site.until("a worker less", lambda: _equals(site.roles, {"prefill": 1, "decode": 1}), 90.0)
+        await site.until("settled again", site.is_settled)
+        assert "operation" not in (await site.model())["status"]
 
 
 def _bare(site: Site) -> Object:

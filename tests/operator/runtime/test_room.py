@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_operator.act.pending import HELD_SECONDS, PENDING_SECONDS, Undone, undo_pending
+from forebay_operator.act.pending import HELD_SECONDS, Undone, undo_pending
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.scaling import Bounds
+from forebay_operator.homes import PENDING_LEAST_SECONDS
 from forebay_operator.observe.types import DeploymentView, Observation, PodView
 from support.fake_cluster import native_model
 from support.fake_kube import Object, clone
@@ -35,7 +36,7 @@ def seen(placed: int, unplaced: int, age: float = 999.0, **values: Any) -> Obser
     ("observation", "asked", "count"),
     [
         (seen(3, 1), 4, 3),
-        (seen(3, 1, age=PENDING_SECONDS - 1), 4, 4),
+        (seen(3, 1, age=PENDING_LEAST_SECONDS - 1), 4, 4),
         (seen(3, 0), 4, 4),
         (seen(3, 1, terminating=True), 4, 4),
         (seen(0, 2), 2, 1),
@@ -100,8 +101,8 @@ async def test_growing_past_the_nodes_is_undone_told_and_tried_again(bench: Benc
         wait = await bench.once()
     assert len(bench.cluster.workers("decode")) == 4
     assert wait is not None
-    assert wait <= PENDING_SECONDS, "it looks again when the deadline has come"
-    bench.now += timedelta(seconds=PENDING_SECONDS)
+    assert wait <= PENDING_LEAST_SECONDS, "it looks again when the deadline has come"
+    bench.now += timedelta(seconds=PENDING_LEAST_SECONDS)
     await bench.rest()
     assert len(bench.cluster.workers("decode")) == 2
     assert bench.condition("ScalingLimited") == ("True", "NoRoom")
