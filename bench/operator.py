@@ -72,8 +72,8 @@ class Requests:
         return int(sum(n for (resource, _), n in (await self.counts()).items() if resource != "leases"))
 
 
-async def role_switches(kube: k.KubeClient, count: int) -> list[float]:
-    """Seconds from a changed target in status until the label is on a pod."""
+async def role_switches(kube: k.KubeClient, count: int, settled: Callable[[], Awaitable[None]]) -> list[float]:
+    """Seconds from a changed target in status until the label is on a pod. `settled` is called once all pods run."""
     name, took = "switching", []
     await kube.apply(k.MODELS, _model(name, 2, 2), force=True)
 
@@ -86,6 +86,7 @@ async def role_switches(kube: k.KubeClient, count: int) -> list[float]:
         return await roles() == target
 
     await until("four workers with roles", lambda: at((2, 2)), 60.0)
+    await settled()
     for turn in range(count):
         target = (1, 3) if turn % 2 == 0 else (2, 2)
         status = {"prefill": {"target": target[0]}, "decode": {"target": target[1]}}
@@ -154,7 +155,13 @@ async def run(plane: ControlPlane, models: int, idle_seconds: float, switches: i
         writes = await requests.writes()
         await asyncio.sleep(idle_seconds)
         idle = await requests.writes() - writes
-        switched = await role_switches(kube, switches)
+
+        async def no_more_pods() -> None:
+            # Their polls share this process with the measurement.
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+        switched = await role_switches(kube, switches, no_more_pods)
         return {
             "bench": "operator",
             "models": models,
@@ -163,6 +170,7 @@ async def run(plane: ControlPlane, models: int, idle_seconds: float, switches: i
             "api_calls_per_model": round(calls / models, 1),
             "idle_writes": idle,
             "idle_s": idle_seconds,
+            "role_switch_s_p50": round(percentile(switched, 0.5), 3),
             "role_switch_s_p95": round(percentile(switched, 0.95), 3),
         }
     except BaseException:

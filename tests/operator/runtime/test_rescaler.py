@@ -10,12 +10,13 @@ import pytest
 
 from forebay_operator.decide import Workers
 from forebay_operator.decide.estimate import WINDOW_SECONDS
+from forebay_operator.observe.assemble import LATE_SECONDS, until_next_look
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.fleet import Fleet
 from forebay_operator.observe.router_report import Totals
 from forebay_operator.observe.traffic import Arrivals, Health, Observation, Signal, WorkerLoad
 from forebay_operator.queue import RetryAfter
-from forebay_operator.rescaler import Following, Rescaler
+from forebay_operator.rescaler import LOOKS_WITHIN_SECONDS, Following, Rescaler, delay_of, free_place
 from support.fake_cluster import simulated_model as model
 from support.fake_kube import Call, Refused
 from support.reconcile_bench import KEY, Bench
@@ -292,3 +293,38 @@ async def test_a_model_that_is_gone_is_not_looked_at(world: World) -> None:
     with pytest.raises(KeyError):
         await world.rescaler.look(KEY)
     assert b'model="assistant"' not in world.bench.metrics.text()
+
+
+async def test_a_spec_that_cannot_be_read_stops_the_law_and_a_mended_one_goes_on_from_its_memory(world: World) -> None:
+    await world.live(70)
+    assert world.bench.live()["memory"]["law"]
+    world.bench.put(model(1, 5, spec_that_no_version_knows={"a": 1}))
+    await world.bench.rest()
+    assert world.bench.condition("Stalled") == ("True", "InvalidSpec")
+    with pytest.raises(KeyError):
+        await world.rescaler.look(KEY)
+    world.bench.put(model(1, 5))
+    await world.bench.rest()
+    remembered = world.bench.live()["memory"]["law"]["totals"]["finished"]
+    assert world.rescaler._following[KEY].pilot.totals.finished == remembered > 0
+
+
+def test_models_are_looked_at_one_after_another_in_each_second() -> None:
+    places: list[int] = []
+    for _ in range(300):
+        places.append(free_place(places))
+    delays = [delay_of(place) for place in places]
+    assert delays[:3] == pytest.approx([0.0, 0.003, 0.006]), "few models lose nothing by it"
+    assert len({round(delay, 6) for delay in delays}) == 300
+    assert free_place([0, 1, 3]) == 2, "the place of a model that is gone is taken again"
+    assert 0.0 <= delay_of(10**6) < LOOKS_WITHIN_SECONDS
+
+
+@pytest.mark.parametrize("took", [0.001, 0.05, 0.5, 1.2])
+@pytest.mark.parametrize("place", [0, 7, 299])
+def test_a_look_comes_at_its_models_place_in_a_second_however_long_the_last_one_took(place: int, took: float) -> None:
+    delay = delay_of(place)
+    end = 1000.0 + LATE_SECONDS + delay + took
+    wait = until_next_look(end - delay)
+    assert 0 < wait <= 1.0 + LATE_SECONDS
+    assert (end + wait - delay) % 1.0 == pytest.approx(LATE_SECONDS)
