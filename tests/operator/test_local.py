@@ -188,10 +188,8 @@ def test_what_is_not_honoured_is_said() -> None:
     assert said == [
         "spec.engine.image",
         "spec.decode.nodeSelector",
-        "spec.scaling.maxGPUs",
         "spec.drain.policy",
         "spec.router.replicas",
-        "spec.scaling.mode",
         "spec.engine.env[0].valueFrom",
         "spec.decode.podTemplate:",
     ]

@@ -27,7 +27,6 @@ _IGNORED: tuple[tuple[str, str], ...] = (
     ("spec.decode.runtime_class_name", "processes have no runtime class"),
     ("spec.transfer.rdma", "processes see the machine's devices as they are"),
     ("spec.scaling.metrics", "the router of this machine is asked"),
-    ("spec.scaling.max_gpus", "the number of workers does not change"),
     ("spec.drain.policy", "streams finish where they are"),
     ("spec.rollout", "there are no rollouts in local mode"),
     ("spec.network_policy", "workers listen on the loopback address alone"),
@@ -40,10 +39,6 @@ def ignored_fields(model: DisaggregatedModel) -> list[str]:
     spec = model.spec
     if "replicas" in spec.router.model_fields_set and spec.router.replicas > 1:
         lines.append(f"spec.router.replicas is {spec.router.replicas}: local mode runs one router")
-    if spec.scaling.mode == "Auto" and (spec.scaling.prefill or spec.scaling.decode):
-        lines.append(
-            "spec.scaling.mode Auto: the number of workers stays (minReplicas or spec.replicas); their roles change"
-        )
     for index, variable in enumerate(spec.engine.env):
         if variable.value_from is not None:
             lines.append(f"spec.engine.env[{index}].valueFrom is ignored: set {variable.name} in your environment")

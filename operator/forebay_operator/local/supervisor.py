@@ -193,9 +193,7 @@ class Supervisor:
 
     def _dismiss(self, name: str) -> None:
         runner = next(r for r in self._runners if r.container.name == name)
-        drain = self.model.spec.drain
-        patience = drain.timeout_seconds if drain.policy == "Finish" else 0
-        self._leaving[runner] = asyncio.get_running_loop().time() + patience
+        self._leaving[runner] = asyncio.get_running_loop().time() + self.model.spec.drain.timeout_seconds
         self._joining.pop(runner, None)
         self._event(f"{name} finishes its requests and leaves pool {runner.container.pool}")
 
