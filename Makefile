@@ -45,7 +45,7 @@ soak: install
 	FOREBAY_SOAK_REPEATS=$(SOAK_REPEATS) $(PY) -m e2e -m soak $(if $(SOAK_CASES),-k "$(SOAK_CASES)")
 
 # docs/benches.md: what each measures, and how long. BENCHES="transfer idle" runs some.
-BENCHES ?= transfer engine interference idle prefix switch shift observe rescale operator
+BENCHES ?= transfer engine interference idle prefix router switch shift observe rescale operator
 
 bench: install
 	@for name in $(BENCHES); do \
