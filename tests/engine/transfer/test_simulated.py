@@ -16,6 +16,8 @@ from forebay_engine.transfer import simulated
 from forebay_engine.transfer.base import TransferError
 from forebay_engine.transfer.simulated import SimulatedTransport
 from forebay_wire.messages import Handshake
+from forebay_wire.ports import TRANSFER_FIRST, TRANSFER_LAST
+from forebay_wire.urls import split_host_port
 
 Side = tuple[Arena, SimulatedTransport]
 
@@ -47,6 +49,19 @@ def handshake(side: Side, engine_id: str = "owner") -> Handshake:
         block_bytes=BLOCK_BYTES,
         num_blocks=128,
     )
+
+
+def test_it_is_served_on_ports_that_network_policies_open(start: Callable[..., Side]) -> None:
+    ports = {split_host_port(start()[1].agent().decode())[1] for _ in range(4)}
+    assert len(ports) == 4
+    assert ports <= set(range(TRANSFER_FIRST, TRANSFER_LAST + 1))
+
+
+def test_a_range_without_a_free_port_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"none of the ports {port} to {port} of 127.0.0.1 is free; end some"):
+            simulated.listener("127.0.0.1", range(port, port + 1))
 
 
 def test_a_refilled_block_reads_as_success_with_the_new_content(start: Callable[..., Side]) -> None:

@@ -11,7 +11,9 @@ Wire format, little-endian: request `magic u32, count u32, count x block u32`; a
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import random
 import selectors
 import socket
 import struct
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field
 from forebay_engine.kv.lease_words import COUNT, WORD_BYTES, LeaseMark, LeaseWords
 from forebay_engine.transfer.base import TransferError, check_blocks
 from forebay_wire.messages import Handshake
+from forebay_wire.ports import TRANSFER_FIRST, TRANSFER_LAST
 from forebay_wire.urls import host_port, split_host_port
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ _WORD_MAGIC = 0x46424B57
 _HEAD = struct.Struct("<II")
 _STATUS = struct.Struct("<I")
 _OK, _REFUSED = 0, 1
+PORTS = range(TRANSFER_FIRST, TRANSFER_LAST + 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +51,22 @@ class _Client:
     used: float
     received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
+
+
+def listener(host: str, ports: range = PORTS) -> socket.socket:
+    """On a random free port of those that NetworkPolicies open. Raises OSError when none is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in random.sample(ports, len(ports)):
+        try:
+            return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(
+        errno.EADDRINUSE,
+        f"serving the simulated KV cache: none of the ports {ports.start} to {ports.stop - 1} of {host} is free; "
+        "end some of the workers there",
+    )
 
 
 class TagServer:
@@ -58,8 +78,7 @@ class TagServer:
         self._num_blocks = num_blocks
         self._read_tags = read_tags
         self._words = words
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
+        self._listener = listener(host)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._wake_out, self._wake_in = socket.socketpair()
