@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 
 class Health(enum.IntEnum):
     """From best to worst; only the first two may be given work."""
@@ -23,9 +25,11 @@ class Health(enum.IntEnum):
     DEAD = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One worker as of now: its last report plus what was sent to it since."""
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """One worker as of now: its last report plus what was sent to it since.
+
+    Each request makes some of every worker: a Struct is made in a fifth of a dataclass's time.
+    """
 
     name: str
     engine_id: str

@@ -103,9 +103,9 @@ class Context:
         self._turn += 1
         return self._turn
 
-    def candidates(self, call: ClientCall) -> list[Candidate]:
-        """All workers as of now, for that request's prompt."""
-        return self.workers.candidates(call.beginnings.names if self.settings.prefix_routing else ())
+    def candidates(self, call: ClientCall, role: str | None = None) -> list[Candidate]:
+        """All workers as of now, or those in `role`, for that request's prompt."""
+        return self.workers.candidates(call.beginnings.names if self.settings.prefix_routing else (), role)
 
     def worker(self, candidate: Candidate) -> Worker:
         return self.workers[candidate.name]

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
+
+from msgspec.structs import replace
 
 from forebay_router import choice
 from forebay_router.choice import Candidate, Key, NoPair, Pair

@@ -120,7 +120,7 @@ class Reservation:
         ctx = self._ctx
         tried: set[Key] = set()
         while True:
-            decodes = (c for c in ctx.candidates(self._call) if c.role == "decode")
+            decodes = ctx.candidates(self._call, "decode")
             picked = choice.pick_decode(decodes, self._prompt_tokens, self._turn, tried, self._compat_hash)
             if picked is None:
                 return

@@ -276,10 +276,10 @@ class Workers:
         del self._workers[worker.name]
         self._streams.pop(worker.name).cancel()
 
-    def candidates(self, prefix_keys: Sequence[int] = ()) -> list[Candidate]:
-        """All workers as of now. `prefix_keys`: of the prompt to place, shortest first."""
+    def candidates(self, prefix_keys: Sequence[int] = (), role: str | None = None) -> list[Candidate]:
+        """All workers as of now, or those in `role`. `prefix_keys`: of the prompt to place, shortest first."""
         now = self._clock()
-        return [worker.candidate(now, prefix_keys) for worker in self._workers.values()]
+        return [w.candidate(now, prefix_keys) for w in self._workers.values() if role is None or w.role == role]
 
     def to_come(self, role: str, within: float) -> bool:
         """Whether a role's first worker may be about to be ready: none of those listed ever was, and it is less than

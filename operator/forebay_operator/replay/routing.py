@@ -6,7 +6,9 @@ The router's snapshots are 200 ms old at most and count what was sent since; her
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from forebay_engine.perf import PerfModel
 from forebay_operator.api.labels import Pool
