@@ -232,6 +232,10 @@ class _Call:
     def _busy(self) -> float:
         return BUSY_CONVERTIBLE if self.policy.convertible else BUSY
 
+    @property
+    def _last_move(self) -> float:
+        return self.memory.moves[-1].at if self.memory.moves else -math.inf
+
     def _pressure(self, seen: Estimate) -> tuple[float, float]:
         """Workers that each role needs right now."""
         prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
@@ -260,7 +264,7 @@ class _Call:
         absorbed = seen.absorbed(self.policy, self.memory.decode_factor, have.decode)
         short, most = prefill - have.prefill - absorbed, have.decode
         if short <= STARVED_WORKERS:
-            surge = (seen.surge(self.policy, self._busy * (have.prefill + absorbed)) or 0.0) / self._busy
+            surge = seen.surge(self.policy, have.prefill + absorbed, self._busy, self._last_move)
             if surge - have.prefill - absorbed > STARVED_WORKERS:
                 prefill, short, most = surge, surge - have.prefill - absorbed, 1
         if short > STARVED_WORKERS and decode < have.decode:

@@ -160,15 +160,28 @@ class Estimate:
         _, decode = self.demand(policy, decode_factor)
         return arriving + waiting, decode
 
-    def surge(self, policy: Policy, workers: float) -> float | None:
-        """Workers that prefill needs by the last few seconds alone, when they brought more than `workers` could take
-        and more than chance explains. None: they did not."""
+    def surge(self, policy: Policy, serving: float, busy: float, since: float) -> float:
+        """Workers that prefill needs by the last few seconds alone; 0 where they say nothing that is sure.
+
+        `serving` workers count as full at `busy` of their time. Sure is what chance does not explain: more prompts than
+        a full pool gets; or more than came in the minute before, and a queue that ends beyond the TTFT objective. That
+        minute begins with the last move (`since`), which was made for what came until then.
+        """
+        objective = policy.ttft_seconds or math.inf
+        late = self.queued_seconds > serving * max(0.0, objective - self.mean_prefill)
         for seconds in WINDOWS_SECONDS:
             recent = self.load(seconds)
             came, work = sum(recent.requests), sum(recent.prefill_seconds)
-            if len(recent.requests) == seconds and work > 0 and beyond_chance(came, workers * seconds * came / work):
-                return work / seconds + self.queued_seconds / max(seconds, policy.ttft_seconds or 0.0)
-        return None
+            if len(recent.requests) < seconds or work <= 0:
+                continue
+            if beyond_chance(came, busy * serving * seconds * came / work):
+                return (work / seconds + self.queued_seconds / max(seconds, policy.ttft_seconds or 0.0)) / busy
+            minute = self.arrivals[-seconds - int(WINDOW_SECONDS) : -seconds]
+            before = [requests for at, requests, _ in minute if at > since]
+            known = len(before) >= SHORT_SECONDS
+            if late and known and beyond_chance(came, seconds * sum(before) / len(before)):
+                return serving + 1.0
+        return 0.0
 
     def absorbed(self, policy: Policy, decode_factor: float, decoders: int) -> float:
         """Prefill workers' worth of prompts that `decoders` convertible decoders take beside what they decode.

@@ -89,3 +89,22 @@ def test_a_steady_pool_that_is_nearly_full_moves_nobody_by_it() -> None:
         if pool.split != before:
             told.append(f"{pool.now:.0f} {before} {pool.split} {reason}")
     assert len(told) <= 1, told
+
+
+def test_traffic_that_changed_and_a_queue_past_the_objective_move_one_worker_once() -> None:
+    """An eighth more than two workers can take: in ten seconds' mean it shows late, in the queue soon."""
+    pool = Pool(Split(2, 4))
+    for _ in range(80):
+        pool.look(2)
+    seen = [pool.look(8 if pool.now % 2 else 7) for _ in range(40)]
+    assert seen.index(reasons.STARVED) <= 6
+    assert pool.split == (3, 3), "what the move was made for asks for no other"
+
+
+def test_a_queue_alone_moves_nobody_on_so_little() -> None:
+    """It is as long, and traffic is what it was: chance, until ten seconds show more."""
+    pool = Pool(Split(2, 4))
+    for _ in range(80):
+        pool.look(5)
+    pool.queued = 2.0 * VELOCITY
+    assert pool.look(5) != reasons.STARVED
