@@ -24,6 +24,7 @@ from forebay_engine.types import SampleSpec, SamplingParams, SequenceStep
 GREEDY = SamplingParams(temperature=0.0)
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, VOCABULARY = 2048, 8192, 16, 32, 8, 128256
 HEAD = HIDDEN // HEADS
+KV_BYTES = 4 << 30
 COPY_BYTES = 4 << 30
 SIDE = 8192
 PROMPT = 8192
@@ -78,7 +79,7 @@ def check(folder: Path, device: str) -> dict[str, Any]:
     products at the measured rate over the time to the first token. Near 1 is as fast as the device is.
     """
     make_model(folder, device)
-    executor = TorchExecutor(folder, kv_memory_bytes=16 << 30, device=device)
+    executor = TorchExecutor(folder, kv_memory_bytes=KV_BYTES, device=device)
     bandwidth, rate = copy_bandwidth(device), product_rate(device, executor.dtype)
     weights = (LAYERS * _layer_elements() + VOCABULARY * HIDDEN) * executor.dtype.itemsize
     found: dict[str, Any] = {

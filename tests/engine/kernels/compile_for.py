@@ -1,17 +1,20 @@
 """Compiles the GPU kernels for GPUs that need not be there: `python compile_for.py CAPABILITY:DTYPE ...` (90:bf16).
 
 All kernels for the first, attention alone for the others. Prints one JSON object: by target and kernel, the shared
-memory in bytes, whether products run on tensor cores, and whether loads are 16 bytes wide. Triton must not interpret
-here.
+memory in bytes, whether registers are spilled, whether products run on tensor cores (and by Hopper's instructions), and
+whether loads are 16 bytes wide. Triton must not interpret here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
@@ -41,6 +44,18 @@ def build(kernel: Any, constants: dict[str, Any], target: GPUTarget, dtype: str,
             attributes[i,] = ALIGNED
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+
+
+def spills(cubin: bytes) -> bool:
+    """By the disassembler that Triton brings."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    found = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", told)
+    assert found is not None, told
+    return found.groups() != ("0", "0")
 
 
 def _but_attention() -> dict[str, tuple[Any, dict[str, Any], int, int]]:
@@ -75,7 +90,9 @@ def compiled(capability: int, dtype: str, attention_only: bool) -> dict[str, Any
         ptx = built.asm["ptx"]
         found[name] = {
             "shared": built.metadata.shared,
+            "spills": spills(built.asm["cubin"]),
             "tensor_cores": "mma" in ptx,
+            "hopper": "wgmma" in ptx,
             "wide": bool(re.search(r"cp\.async\.cg.* 0x10|ld\.global.*v4\.b32", ptx)),
         }
     return found

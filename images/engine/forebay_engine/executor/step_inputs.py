@@ -135,10 +135,12 @@ def pack(steps: Sequence[SequenceStep], block_size: int, cut: Cut, *, pad_to: Sh
 
     one = np.repeat(chunks, tiles)
     done = (np.arange(len(one)) - np.repeat(_firsts(tiles), tiles)) * cut.chunk_queries
-    inputs.part("chunk_tiles")[:] = np.stack(
+    chunk_tiles = np.stack(
         (offsets[one], first_rows[one] + done, np.minimum(counts[one] - done, cut.chunk_queries), starts[one] + done),
         axis=1,
     )
+    # The latest first: they have most keys to go over, and all would wait for one that began last.
+    inputs.part("chunk_tiles")[:] = chunk_tiles[np.argsort(-chunk_tiles[:, 3], kind="stable")]
     return inputs
 
 
