@@ -55,7 +55,11 @@ class Owner:
         self._on_expired = on_expired
         self._clock = clock
         self._expect_peer_until = 0.0
-        self._driver = ProgressThread(transport.progress, self._expects_peers)
+        self._driver = ProgressThread(
+            transport.progress,
+            expecting=lambda: self._clock() < self._expect_peer_until,
+            leased=lambda: self._leases.held_blocks > 0,
+        )
         self._changed = asyncio.Event()
         self._long_polls = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,6 +145,3 @@ class Owner:
     def _expect_peer(self) -> None:
         self._expect_peer_until = self._clock() + EXPECT_PEER_SECONDS
         self._driver.wake()
-
-    def _expects_peers(self) -> bool:
-        return self._clock() < self._expect_peer_until or self._leases.held_blocks > 0

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 BUSY_SECONDS = 0.0003
+"""Between two calls while a peer connects, or reads through our processor (TCP)."""
+
+LEASED_SECONDS = 0.001
+"""While there is something to read. Readers over shared memory or RDMA need no help, and each call takes time from
+their copies where the two share a core's caches; the first request of one over TCP waits so long at most."""
+
 IDLE_SECONDS = 0.015
-"""Bounds how late an unexpected peer is answered. The two replace NIXL's own progress thread, which takes a core."""
+"""Bounds how late an unexpected peer is answered. The three replace NIXL's own progress thread, which takes a core."""
+
+WORK_SECONDS = 50e-6
+"""A call that takes longer has moved bytes (one with nothing to do takes 10 us), and more are to come."""
+
+ACTIVE_SECONDS = 0.02
+"""How long after such a call its peer is taken to be reading."""
 
 
 class ProgressThread:
-    """Calls `progress()` every BUSY_SECONDS while `busy()`, else every IDLE_SECONDS."""
+    """Calls `progress()` every BUSY_SECONDS while `expecting()` a peer, every LEASED_SECONDS while blocks are
+    `leased()`, else every IDLE_SECONDS; a peer that is found reading gets BUSY_SECONDS."""
 
-    def __init__(self, progress: Callable[[], None], busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        progress: Callable[[], None],
+        *,
+        expecting: Callable[[], bool],
+        leased: Callable[[], bool],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._progress = progress
-        self._busy = busy
+        self._expecting = expecting
+        self._leased = leased
+        self._clock = clock
+        self._active_until = 0.0
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forebay-transfer-progress", daemon=True)
@@ -24,7 +48,7 @@ class ProgressThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at `busy()` now. Safe from any thread."""
+        """Look at `expecting()` and `leased()` now. Safe from any thread."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -33,8 +57,24 @@ class ProgressThread:
         if self._thread.is_alive():
             self._thread.join(5.0)
 
+    def step(self) -> float:
+        """One call, and the seconds until the next."""
+        began = self._clock()
+        self._progress()
+        ended = self._clock()
+        if ended - began > WORK_SECONDS:
+            self._active_until = ended + ACTIVE_SECONDS
+        if self._expecting():
+            return BUSY_SECONDS
+        if not self._leased():
+            return IDLE_SECONDS
+        return BUSY_SECONDS if ended < self._active_until else LEASED_SECONDS
+
     def _run(self) -> None:
         while not self._stopping:
-            self._progress()
-            self._wake.wait(BUSY_SECONDS if self._busy() else IDLE_SECONDS)
-            self._wake.clear()
+            pause = self.step()
+            if pause < IDLE_SECONDS:
+                time.sleep(pause)  # a third of what waiting for an event costs
+            else:
+                self._wake.wait(pause)
+                self._wake.clear()

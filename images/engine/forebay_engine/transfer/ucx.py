@@ -169,6 +169,7 @@ class ProtocolTable:
         self._offset = 0
         self._looked = -math.inf
         self._routes: tuple[Route, ...] = ()
+        self._in_use = "Unknown"
 
     def routes(self) -> tuple[Route, ...]:
         """As UCX has printed them by now. Empty while no peer was read, or when its log does not go to a file of
@@ -185,8 +186,7 @@ class ProtocolTable:
         """
         if self._clock() >= self._looked + LOOK_SECONDS:
             self.routes()
-        kinds = {route.transport for route in self._routes}
-        return next((kind for kind in _WORST_FIRST if kind in kinds), "Unknown")
+        return self._in_use
 
     def _look(self, file: IO[bytes]) -> None:
         self._looked = self._clock()
@@ -203,6 +203,8 @@ class ProtocolTable:
             for route in self._parser.feed(lines)
             if self._agent.startswith(route.agent) and route.low <= self._size <= route.high
         )
+        kinds = {route.transport for route in self._routes}
+        self._in_use = next((kind for kind in _WORST_FIRST if kind in kinds), "Unknown")
         # UCX's warnings go to this file too: hand them on, so that they are not lost.
         for line in [line for line in lines if " WARN " in line or " ERROR " in line][:20]:
             log.warning("UCX: %s", _STAMP.sub("", line).strip())
