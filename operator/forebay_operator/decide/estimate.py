@@ -170,9 +170,11 @@ class Estimate:
         objective = policy.ttft_seconds or math.inf
         late = self.queued_seconds > serving * max(0.0, objective - self.mean_prefill)
         for seconds in WINDOWS_SECONDS:
-            recent = self.load(seconds)
-            came, work = sum(recent.requests), sum(recent.prefill_seconds)
-            if len(recent.requests) < seconds or work <= 0:
+            recent = self.arrivals[-seconds:]
+            came = sum(requests for _, requests, _ in recent)
+            work = sum(tokens for _, _, tokens in recent) / self.velocity
+            if recent[0][0] <= recent[-1][0] - seconds or work <= 0:
+                # Seconds are missing, or nothing came.
                 continue
             if beyond_chance(came, busy * serving * seconds * came / work):
                 return (work / seconds + self.queued_seconds / max(seconds, policy.ttft_seconds or 0.0)) / busy
