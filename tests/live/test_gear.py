@@ -53,7 +53,7 @@ async def test_overload_is_refused_early_and_the_accepted_keep_their_objective(t
         # 6 s at 5 prompts a second, and about 5 more in the queue at the end.
         assert 24 <= len(accepted) <= 42, f"{len(accepted)} of {len(answers)} accepted"
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-        # The objective is 1 s; who is not refused in time would be served after up to 6 s. A loaded machine adds some tenths.
+        # The objective is 1 s; who is not refused in time would be served after up to 6 s.
         assert percentile([answer.ttft for answer in accepted], 0.95) <= 2.5
         totals = (await cluster.router_load())["totals"]
         assert sum(totals["refused"].values()) == len(refused)
