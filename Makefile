@@ -66,7 +66,7 @@ kube-binaries: install
 e2e: install
 	$(PY) -m e2e
 
-# docs/gpu.md: what has to be seen on a GPU. Under 4 minutes on an H200.
+# docs/gpu.md: what has to be seen on a GPU.
 gpu-check: install
 	$(PY) tests/gpu
 
