@@ -146,14 +146,14 @@ class _Call:
         paid = [option for option in sound if option.split not in found.unpaid]
         best = paid[0]
         if best.split == self.before or best.gain < found.bar:
-            memory.confirming, memory.gains = 0, {}
+            self._unconfirm()
             return self._lean(found, seen) or self._stay(found, sound[0])
         if self._opposes(best.split):
             return self._hold(reasons.MOVING, f"a move the other way is under way; {best.split} waits for its end")
         if self.policy.gear.slow and self.policy.convertible:
             measured = self._measured()
             if measured is not None and abs(measured - found.modelled) > UNEXPLAINED_SHARE:
-                memory.confirming, memory.gains = 0, {}
+                self._unconfirm()
                 return self._hold(
                     reasons.UNEXPLAINED,
                     f"{100 * measured:.0f} % missed in ten minutes, the model expects {100 * found.modelled:.0f} %",
@@ -178,9 +178,21 @@ class _Call:
             memory.confirming, memory.confirming_at = (1 if step > 0 else -1), self.now
         return best if lasted(memory.confirming_at, self.now) else None
 
+    @property
+    def _between_ticks(self) -> bool:
+        """Gains are looked at once a tick: called each second, the law would else be stiller than in a replay."""
+        return bool(self.memory.gains) and not lasted(self.memory.gains_at, self.now)
+
+    def _unconfirm(self) -> None:
+        if not self._between_ticks:
+            self.memory.confirming, self.memory.gains = 0, {}
+
     def _agreed(self, options: list[Option], bar: float) -> Option | None:
         """A slow gear moves where every observation saw a gain, until one that shares no arrival with the first."""
         memory = self.memory
+        if self._between_ticks:
+            return None
+        memory.gains_at = self.now
         gains = {str(option.split.prefill): option.gain for option in options}
         least = {key: min(gain, memory.gains[key]) for key, gain in gains.items() if key in memory.gains}
         if max(least.values(), default=-math.inf) < bar:

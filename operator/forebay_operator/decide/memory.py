@@ -190,6 +190,9 @@ class Memory(msgspec.Struct):
     gains: dict[str, float] = {}
     """Slow gears: the least gain of each split since `confirming_at`, by prefill workers."""
 
+    gains_at: float = -1.0
+    """When they were looked at last."""
+
     confirming_at: float = 0.0
     """Since when."""
 

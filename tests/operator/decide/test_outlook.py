@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from forebay_operator.decide import Decision, Gear, Memory, Policy, Split, decide, reasons
@@ -9,6 +11,8 @@ from forebay_operator.decide.fluid import Course, Load, Model, model_of, roll, s
 from forebay_operator.decide.memory import Before, Queues, Track, Traffic
 from forebay_operator.decide.outlook import Outlook, outlook
 from forebay_operator.decide.regime import dwell, follow, regret
+from forebay_operator.decide.types import Option
+from forebay_operator.decide.value import Valued
 from support.observations import WORKERS, Source, policy
 
 SLOW = policy(gear=Gear(120.0, drains=True))
@@ -209,3 +213,23 @@ def test_a_slow_gear_goes_as_far_as_all_observations_asked_for() -> None:
     asked = [d for d in decisions[:moved] if d.reason == reasons.CONFIRMING]
     assert len(asked) >= 4
     assert decisions[moved].moves <= min(abs(d.options[0].split.prefill - 4) for d in asked[-4:])
+
+
+@pytest.mark.parametrize(("without", "after"), [(None, 20), (10, 35)])
+def test_looks_between_ticks_count_neither_way(
+    without: int | None, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Called each second, the law confirms by the looks that a replay has. One without a gain begins anew."""
+    source, memory = settled(SLOW)
+    began = source.at
+    law = importlib.import_module("forebay_operator.decide.decide")
+    for second in range(60):
+        gain = 0.1 if second % 5 == 0 and second != without else -0.1
+        options = sorted([Option(Split(4, 4), 0.5, 0.0), Option(Split(5, 3), 0.4, gain)], key=lambda o: -o.gain)
+        found = Valued(tuple(options), 0.02, 600.0, 0.0, 0.02)
+        monkeypatch.setattr(law, "valued", lambda *_, found=found: found)
+        decision, memory = decide(source.tick(1.0), SLOW, memory, source.at)
+        if decision.moves:
+            break
+    assert source.at - began == after + 1
+    assert decision.target == Split(5, 3)
