@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-import numpy as np
-
 Kind: TypeAlias = Literal["DRAM", "VRAM"]
 """NIXL's names of host memory and of a GPU's memory."""
 
@@ -48,6 +46,9 @@ class ArenaMemory(Protocol):
 
 
 def host_buffer(nbytes: int) -> Buffer:
+    # Simulated workers import this file, and their image has no numpy.
+    import numpy as np
+
     memory = np.empty(nbytes, dtype=np.uint8)
     return Buffer(memory.ctypes.data, nbytes, memory)
 
