@@ -31,6 +31,12 @@ class TransferTotals(msgspec.Struct, frozen=True):
 class CoreStats(msgspec.Struct, tag=True, frozen=True):
     """A snapshot the core sends after steps (at most every 50 ms) and at least once a second. Totals since start."""
 
+    taken: int = 0
+    """Requests that the step thread has taken in..."""
+
+    taken_tokens: int = 0
+    """...and their prompt tokens, of those whose KV is not pulled. StepLoop.up_to_date() adds what came later."""
+
     running: int = 0
     waiting: int = 0
     queued_prefill_tokens: int = 0

@@ -114,6 +114,7 @@ class LocalCore:
         """Start a request; its events go to `redirect`'s sink, or to the reader of `generate`."""
         self._check()
         self._steps.send(await self._prepare(request))
+        self._tell_stats()
 
     def redirect(self, sink: Callable[[list[StreamEvent]], None]) -> None:
         """Have every step's events handed over in one list (the core process writes them as one frame)."""
@@ -144,7 +145,7 @@ class LocalCore:
 
     @property
     def stats(self) -> CoreStats:
-        return self._stats
+        return self._steps.up_to_date(self._stats) if hasattr(self, "_steps") else self._stats
 
     def notify(self, on_stats: Callable[[CoreStats], None], on_death: Callable[[CoreDied], None]) -> None:
         self._on_stats = on_stats
@@ -207,8 +208,11 @@ class LocalCore:
 
     def take_stats(self, stats: CoreStats) -> None:
         self._stats = stats
+        self._tell_stats()
+
+    def _tell_stats(self) -> None:
         if self._on_stats is not None:
-            self._on_stats(stats)
+            self._on_stats(self.stats)
 
     def fail_all(self, cause: BaseException) -> None:
         self._dead = CoreDied(f"the engine's step thread failed: {type(cause).__name__}: {cause}")

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from forebay_engine.core.commands import (
     BlocksExpired,
     BlocksFreed,
@@ -97,12 +99,30 @@ class StepLoop:
         self._decode_step_resident = 0
         self._decoding = 0
         self._leases_expired = 0
+        self._sent = self._sent_tokens = 0
+        self._taken = self._taken_tokens = 0
 
     def start(self) -> None:
         self._thread.start()
 
     def send(self, command: Command) -> None:
+        if isinstance(command, EngineRequest):
+            # Requests come from one thread, so that these counters need no lock.
+            self._sent += 1
+            self._sent_tokens += _to_compute(command)
         self._inbox.put(command)
+
+    def up_to_date(self, stats: CoreStats) -> CoreStats:
+        """`stats` with the requests sent since. They are taken in between two steps, and a step of prompts may take
+        half a second: who looks meanwhile must not take the queue for shorter than it is. Called by who sends them."""
+        more = self._sent - stats.taken
+        if more <= 0:
+            return stats
+        return msgspec.structs.replace(
+            stats,
+            waiting=stats.waiting + more,
+            queued_prefill_tokens=stats.queued_prefill_tokens + max(0, self._sent_tokens - stats.taken_tokens),
+        )
 
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread after the step that runs; requests left get no more events."""
@@ -161,6 +181,8 @@ class StepLoop:
                 self._stopping = True
 
     def _add(self, request: EngineRequest) -> None:
+        self._taken += 1
+        self._taken_tokens += _to_compute(request)
         if request.hold:
             self._leases.begin(request.request_id)
         failure = self._scheduler.add(request)
@@ -259,6 +281,8 @@ class StepLoop:
         # A step's requests may have ended with it.
         decoding = min(self._decoding, scheduler.running)
         stats = CoreStats(
+            taken=self._taken,
+            taken_tokens=self._taken_tokens,
             running=scheduler.running,
             waiting=scheduler.waiting,
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
@@ -286,3 +310,8 @@ class StepLoop:
             leases_expired=self._leases_expired,
         )
         self._outbox.stats(self._transfer_stats(stats))
+
+
+def _to_compute(request: EngineRequest) -> int:
+    """Prompt tokens, as far as is known before the prefix cache was asked."""
+    return len(request.prompt_ids) if request.pull is None else 0
