@@ -183,6 +183,17 @@ async def test_sizes_that_others_set_are_theirs(bench: Bench) -> None:
     assert world.pools()[0] == 1
 
 
+async def test_without_role_switching_pools_are_sized_and_workers_serve_at_home(bench: Bench) -> None:
+    world = LawWorld(bench)
+    await world.put(model(fewest=2, roleSwitching="Disabled"))
+    await world.live(75)
+    world.load = Load(prompts=10, tokens=1500)
+    await world.live(200)
+    assert world.pools()[0] > 2
+    assert world.bench.cluster.roles() == dict(zip(POOLS, world.pools(), strict=True))
+    assert world.targets() == world.pools()
+
+
 async def test_a_pools_loans_outlast_a_change_of_its_size(bench: Bench) -> None:
     world = LawWorld(bench)
     await world.put(simulated_model(2, 4, scaling={"mode": "Recommend"}))
