@@ -97,6 +97,9 @@ class Pilot:
         self.signals: tuple[Signal, ...] = ()
         self.starts = [seconds for seconds in held.starts if 0 < seconds < math.inf][-STARTS:]
         self._startups = StartUps()
+        self._advised: Decision | None = None
+        """In mode Recommend: the size that was recommended last, while it still is."""
+
         self._candidate: tuple[str, float] | None = None
         self._saved_at = now
         self._saved: tuple[float, ...] = ()
@@ -132,9 +135,16 @@ class Pilot:
         self._note_totals(observation)
         moved = decision.target != target and decision.target.total == target.total
         move = decision.target if moved and decision.apply else None
-        self._tell(decision, moved, now)
         sizing = decision.sizing
-        if sizing is None or sizing.target == sizing.before:
+        resizes = sizing is not None and sizing.target != sizing.before
+        if moved or decision.apply or not resizes:
+            # Else the advice stands: told in turn with the split's reason to hold, both would be news for ever.
+            self._tell(decision, moved, now)
+        if sizing is None:
+            return Ruling(decision, move, None, self.told)
+        if not resizes:
+            if self._advised is not None and now - self._advised.at >= ADVICE_SECONDS:
+                self._advised = None
             return Ruling(decision, move, None, self.told)
         self._tell_size(decision, sizing)
         if not decision.apply:
@@ -198,20 +208,20 @@ class Pilot:
 
     def _tell_size(self, decision: Decision, sizing: Sizing) -> None:
         """As a decision of its own: from and to are the pools' sizes."""
-        told = self.told
-        if not decision.apply and told is not None and is_size(told) and told.target == sizing.target:
+        advised = self._advised
+        if not decision.apply and advised is not None and advised.target == sizing.target:
             return
-        self._say(
-            replace(
-                decision,
-                before=sizing.before,
-                target=sizing.target,
-                reason=sizing.reason,
-                message=sizing.message,
-                limited_by=sizing.limited_by,
-                options=(),
-            )
+        said = replace(
+            decision,
+            before=sizing.before,
+            target=sizing.target,
+            reason=sizing.reason,
+            message=sizing.message,
+            limited_by=sizing.limited_by,
+            options=(),
         )
+        self._advised = None if decision.apply else said
+        self._say(said)
 
     def _say(self, decision: Decision) -> None:
         self._candidate = None
@@ -221,7 +231,7 @@ class Pilot:
 
     def _recommended(self, decision: Decision) -> bool:
         """Already, or as good as: nobody acts on advice that changes each second."""
-        told = self.told
+        told = next((d for d in (self.told, *self.history) if d is not None and not is_size(d)), None)
         if told is None or told.target == told.before:
             return False
         same_way = (told.target.prefill - told.before.prefill) * (decision.target.prefill - decision.before.prefill) > 0

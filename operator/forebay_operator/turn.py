@@ -98,7 +98,9 @@ def take_turn(
     remembered = (status.get("memory") or {}).get(UNDONE) or {}
     asked = pool_counts(model, status, gathered.observation)
     wait = pending_seconds(learnt_starts(status))
-    placed = undo_pending(asked, bounds, gathered.observation, remembered, now, wait)
+    # /scale asks by itself, in each look.
+    unsized = model.spec.scaling.mode != "Auto" and model.spec.replicas is None
+    placed = undo_pending(asked, bounds, gathered.observation, remembered, now, wait, ask_again=unsized)
     counts = placed.counts
     names: dict[Pool, str] = {pool: _worker_deployment(built, pool)["metadata"]["name"] for pool in POOLS}
     live: dict[Pool, int] = {

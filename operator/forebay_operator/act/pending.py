@@ -69,9 +69,15 @@ def undo_pending(
     remembered: Mapping[str, Any],
     now: datetime,
     wait: float = PENDING_LEAST_SECONDS,
+    *,
+    ask_again: bool = False,
 ) -> Placed:
     """`counts` without the workers that found no node within `wait` seconds (homes.pending_seconds: by how long workers
-    usually take to start). `remembered` is status.memory's entry."""
+    usually take to start). `remembered` is status.memory's entry.
+
+    `ask_again`: no law sizes the pools, so what was undone is asked for here once its time is over. Else a node that
+    was away for a while would cost its pool a worker for good.
+    """
     wanted, undone = dict(counts), {}
     fresh: list[Pool] = []
     wake: float | None = None
@@ -81,6 +87,8 @@ def undo_pending(
         if held is not None and now < held.until <= now + timedelta(seconds=HELD_SECONDS):
             undone[pool] = held
             wanted[pool] = min(wanted[pool], max(held.placed, bounds[pool].min_replicas))
+        elif held is not None and ask_again:
+            wanted[pool] = max(wanted[pool], min(held.asked, bounds[pool].max_replicas))
         if bounds[pool].min_replicas == bounds[pool].max_replicas or _rolling(observation, pool):
             continue
         pods = [p for p in observation.of_pool(pool) if not p.terminating]
@@ -88,7 +96,8 @@ def undo_pending(
         late = sum(age >= wait for age in ages)
         placed = max(len(pods) - late, bounds[pool].min_replicas)
         if late and wanted[pool] > placed:
-            undone[pool] = Undone(wanted[pool], placed, now + timedelta(seconds=HELD_SECONDS), wait)
+            most = max(wanted[pool], undone[pool].asked if pool in undone else 0)
+            undone[pool] = Undone(most, placed, now + timedelta(seconds=HELD_SECONDS), wait)
             wanted[pool] = placed
             fresh.append(pool)
         young = [wait - age for age in ages if age < wait]

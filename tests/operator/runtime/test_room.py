@@ -72,6 +72,20 @@ def test_it_is_held_for_a_while_and_asked_again_then() -> None:
     assert back.counts["decode"] == 4, "a clock that was set back holds nothing for longer"
 
 
+def test_where_no_law_sizes_pools_what_was_undone_is_asked_for_again() -> None:
+    """status keeps the lowered count: nobody else would."""
+    until = NOW + timedelta(seconds=60)
+    remembered = {"decode": Undone(12, 2, until).to_status()}
+    lowered: dict[Pool, int] = {"prefill": 1, "decode": 2}
+    held = undo_pending(lowered, BOUNDS, seen(2, 0), remembered, NOW, ask_again=True)
+    assert held.counts["decode"] == 2
+    again = undo_pending(lowered, BOUNDS, seen(2, 0), remembered, until, ask_again=True)
+    assert again.counts["decode"] == BOUNDS["decode"].max_replicas, "never past the bounds of now"
+    assert undo_pending(lowered, BOUNDS, seen(2, 0), remembered, until).counts["decode"] == 2, "the law's"
+    worse = undo_pending({"prefill": 1, "decode": 12}, BOUNDS, seen(1, 1), remembered, NOW, ask_again=True)
+    assert (worse.undone["decode"].asked, worse.counts["decode"]) == (12, 1), "a second loss hides no earlier one"
+
+
 @given(
     st.dictionaries(st.sampled_from(["prefill", "decode", "x"]), st.none() | st.integers() | st.dictionaries(
         st.sampled_from(["asked", "placed", "until"]), st.none() | st.integers(-9, 9) | st.text(max_size=5))),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forebay_operator.act.pending import HELD_SECONDS
 from forebay_operator.api.labels import POOLS
 from forebay_operator.homes import PENDING_LEAST_SECONDS
 from forebay_operator.observe.traffic import Health, Signal
@@ -131,6 +132,45 @@ async def test_a_pod_that_finds_no_node_is_undone_once_and_growth_waits(bench: B
         await world.live(1)
         assert world.pools() == (1, 1), "it is not asked for again so soon"
     assert world.bench.condition("Ready")[0] == "True"
+
+
+@pytest.mark.parametrize("mode", ["Off", "Recommend"])
+async def test_a_node_that_was_away_costs_a_pool_no_worker_for_good(bench: Bench, mode: str) -> None:
+    """Where the law may not, nobody else would bring the pool back to what it had."""
+    bench.now = datetime.now(UTC)
+    world = LawWorld(bench)
+    await world.put(model(mode=mode))
+    held = clone(bench.api.find("disaggregatedmodels", "assistant"))
+    held["status"]["memory"]["homes"]["decode"] = 2
+    bench.api.put(held)
+    await bench.rest()
+    assert world.pools() == (1, 2)
+    bench.cluster.places = 2
+    bench.cluster.kill(bench.cluster.workers("decode")[0]["metadata"]["name"])
+    bench.cluster.control()
+    await bench.rest()
+    bench.now += timedelta(seconds=PENDING_LEAST_SECONDS + 1)
+    await bench.rest()
+    assert world.pools() == (1, 1)
+    bench.cluster.places = 3
+    bench.now += timedelta(seconds=HELD_SECONDS)
+    await bench.rest()
+    assert world.pools() == (1, 2)
+    assert bench.condition("ScalingLimited") != ("True", "NoRoom")
+
+
+@pytest.mark.parametrize(("fewest", "load"), [(1, HEAVY), (2, Load(prompts=10, tokens=2000))], ids=["size", "both"])
+async def test_recommend_says_each_advice_once_and_comes_to_rest(bench: Bench, fewest: int, load: Load) -> None:
+    world = LawWorld(bench)
+    await world.put(model(fewest=fewest, mode="Recommend"))
+    await world.live(75)
+    world.load = load
+    await world.live(90)
+    decision, earlier = world.status()["decision"], world.status()["decisions"]
+    assert (decision["action"], decision["reason"]) == ("Recommend", "Short")
+    await world.live(120)
+    assert (world.status()["decision"], world.status()["decisions"]) == (decision, earlier)
+    assert world.pools() == (fewest, fewest)
 
 
 async def test_an_operator_that_is_restarted_while_a_pool_grows_neither_repeats_nor_drops_it(world: LawWorld) -> None:
