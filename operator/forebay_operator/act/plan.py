@@ -251,7 +251,8 @@ def _begin(
         draft.busy = True
         draft.waiting = f"for the {pool} pods of {leaving[0].name} to appear"
         return None
-    deployment, pod = min(candidates, key=lambda c: _reluctance(c[1]))
+    # The last of its role leaves after one on loan to the other: until that is back, nobody would serve in it.
+    deployment, pod = min(candidates, key=lambda c: (_last_of_role(observation, c[1]), *_reluctance(c[1])))
     serving = {each: _serving(observation, each) for each in POOLS}
     if pod.serving and serving[pool] - 1 < goals[pool].replicas - rules.max_unavailable:
         draft.busy = True
@@ -302,6 +303,11 @@ def _serving(observation: Observation, pool: Pool) -> int:
     """Workers of a home pool that requests are sent to: routers know them too, where any router can be asked."""
     asked = observation.latency is not None
     return sum(p.serving and (p.load is not None or not asked) for p in observation.pods if p.pool == pool)
+
+
+def _last_of_role(observation: Observation, pod: PodView) -> bool:
+    others = (p for p in observation.in_role(pod.serves_as) if p.uid != pod.uid)
+    return pod.serving and not any(others)
 
 
 def _reluctance(pod: PodView) -> tuple[bool, int, int, float, str]:

@@ -50,6 +50,22 @@ def test_scale_in_takes_the_idlest_and_waits_for_it() -> None:
     assert (again().shrink, again().replicas["decode-r1"]) == ("decode-r1", 2)
 
 
+def test_scale_in_leaves_the_last_of_a_role_where_one_on_loan_can_go() -> None:
+    """Two of the decode pool, one of them lent to prefill and busier: the other is all that decodes."""
+    world = running({"prefill-r1": 2, "decode-r1": 2})
+    lent, last = [p.name for p in world.pods if p.pool == "decode"]
+    world.change(lent, role="prefill", load=report(running=3))
+    for pod in world.pods:
+        world.change(pod.name, role=pod.role or pod.pool)
+    step = plan(world.observe(), goals(2, 1), None, frozenset(), RULES, NOW)
+    assert step.operation is not None
+    assert step.operation.pod == lent
+    world.change(lent, role="decode")
+    step = plan(world.observe(), goals(2, 1), None, frozenset(), RULES, NOW)
+    assert step.operation is not None
+    assert step.operation.pod == last, "else the idlest"
+
+
 @pytest.mark.parametrize("load", [None, report(3)])
 def test_the_deadline_ends_the_wait(load: LoadReport | None) -> None:
     world = running({"prefill-r1": 1, "decode-r1": 2})
