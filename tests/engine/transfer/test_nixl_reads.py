@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from forebay_engine.kv.lease_words import LeaseMark
 from forebay_engine.transfer import nixl
 from forebay_engine.transfer.base import TransferError
-from forebay_engine.transfer.memory import HOST, Place
+from forebay_engine.transfer.memory import HOST, Buffer, Place
 from forebay_engine.transfer.nixl_agent import NixlAgent
 from forebay_engine.transfer.nixl_reads import PIECE_BYTES, Peer, Reads
 from forebay_engine.transfer.staging import MAX_SLOTS
@@ -247,3 +247,28 @@ def test_an_owner_is_asked_when_peers_that_hang_keep_every_words_slot() -> None:
     peer = Peer("e", "agent", object(), 8, object(), 4, connected=0.0, proven=True)
     assert not reads.read(peer, [0], [3], 200.0, None, LeaseMark(6, 1))
     assert len(agent.began) == 1
+
+
+@pytest.mark.parametrize("how", ["another failed", "delivery failed"])
+def test_slots_of_pieces_that_landed_in_a_read_that_failed_are_given_back(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Each would be lost for good: with the last of them gone, no peer could be read through staging any more."""
+    agent = Agent()
+
+    def sleep(seconds: float) -> None:
+        agent.states.update({0: "DONE", 1: RuntimeError("disconnected") if how == "another failed" else "DONE"})
+
+    reads = reads_of(agent, np.zeros(MEMORY_BYTES, dtype=np.uint8), sleep)
+
+    def put(buffer: Buffer, blocks: Sequence[int]) -> None:
+        raise MemoryError
+
+    if how == "delivery failed":
+        monkeypatch.setattr(reads._memory, "put", put)
+    peer = Peer("e", "agent", object(), 8, connected=200.0)
+    with pytest.raises((TransferError, MemoryError)):
+        reads.read(peer, [0, 1, 2], [3, 4, 5], 200.0, None)
+    assert len(reads.staging.made) == len(reads.staging._free) == 2
+    assert sorted(agent.released) == [0, 1]
+    assert (peer.reading, reads.begun, peer.abandoned) == (0, 0, [])

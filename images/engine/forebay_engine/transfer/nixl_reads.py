@@ -362,14 +362,20 @@ class Reads:
 
     def _poll(self, requests: deque[Request]) -> bool:
         """Look at every request in flight; True when one was finished."""
-        finished = []
-        with self._agent.exclusive(), calling("wait for a read"):
-            for request in list(requests):
-                if self._state(requests, request, self._agent.state) == "DONE":
-                    finished.append(request)
-        for request in finished:
-            self._deliver(request)
-        return bool(finished)
+        landed: deque[Request] = deque()
+        try:
+            with self._agent.exclusive(), calling("wait for a read"):
+                for request in list(requests):
+                    if self._state(requests, request, self._agent.state) == "DONE":
+                        landed.append(request)
+            found = bool(landed)
+            while landed:
+                self._deliver(landed.popleft())
+            return found
+        finally:
+            # Left over when another one failed: they are in `requests` no more, and nobody else knows of their slots.
+            while landed:
+                self._give_back(landed.popleft())
 
     def _state(self, requests: deque[Request], request: Request, ask: Callable[[Any], str]) -> str:
         """DONE or PROC; takes a request that is over out of `requests`, and raises when it failed."""
@@ -388,11 +394,16 @@ class Reads:
         return state
 
     def _deliver(self, request: Request) -> None:
-        if request.slot is None or request.piece.staging is None:
-            return
-        request.piece.deliver(request.slot)
-        with self._agent.lock:
-            request.piece.staging.give_back(request.slot)
+        try:
+            if request.slot is not None:
+                request.piece.deliver(request.slot)
+        finally:
+            self._give_back(request)
+
+    def _give_back(self, request: Request) -> None:
+        if request.slot is not None and request.piece.staging is not None:
+            with self._agent.lock:
+                request.piece.staging.give_back(request.slot)
 
     def _end(self, request: Request) -> None:
         """Under the lock: the request is over, and nobody wants what it brought."""
