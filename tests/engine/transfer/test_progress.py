@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from forebay_engine.transfer.progress import (
@@ -9,6 +11,7 @@ from forebay_engine.transfer.progress import (
     BUSY_SECONDS,
     IDLE_SECONDS,
     LEASED_SECONDS,
+    LOG_SECONDS,
     WORK_SECONDS,
     ProgressThread,
 )
@@ -67,3 +70,36 @@ def test_work_for_nobody_s_lease_keeps_the_thread_idle() -> None:
     scene = Scene(expecting=False, leased=False)
     scene.work = 1.0
     assert scene.thread.step() == IDLE_SECONDS
+
+
+def test_a_call_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that ended with it would leave every later peer over TCP without an answer, in silence."""
+    calls, again = 0, threading.Event()
+
+    def progress() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            again.set()
+        raise RuntimeError("backend")
+
+    thread = ProgressThread(progress, expecting=lambda: True, leased=lambda: False)
+    thread.start()
+    try:
+        assert again.wait(30)
+    finally:
+        thread.stop()
+    assert caplog.text.count("driving the KV transport failed") == 1
+
+
+def test_calls_that_go_on_failing_are_told_of_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+
+    def progress() -> None:
+        raise RuntimeError("backend")
+
+    thread = ProgressThread(progress, expecting=lambda: True, leased=lambda: True, clock=lambda: now)
+    for _ in range(4):
+        assert thread.step() == IDLE_SECONDS
+        now += LOG_SECONDS / 2
+    assert caplog.text.count("driving the KV transport failed") == 2

@@ -95,7 +95,8 @@ class NixlAgent:
             self._agent.release_dlist_handle(descriptors)
 
     def progress(self) -> None:
-        self._agent.get_new_notifs()  # the one call that drives UCX; nobody sends notifications
+        with calling("drive its connections"):
+            self._agent.get_new_notifs()  # the one call that drives UCX; nobody sends notifications
 
     def close(self) -> None:
         """From now on exclusive() refuses.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 0.0003
 """Between two calls while a peer connects, or reads through our processor (TCP)."""
@@ -21,6 +25,9 @@ WORK_SECONDS = 50e-6
 
 ACTIVE_SECONDS = 0.02
 """How long after such a call its peer is taken to be reading."""
+
+LOG_SECONDS = 60.0
+"""Between two words on calls that fail."""
 
 
 class ProgressThread:
@@ -40,6 +47,7 @@ class ProgressThread:
         self._leased = leased
         self._clock = clock
         self._active_until = 0.0
+        self._logged_at = -math.inf
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forebay-transfer-progress", daemon=True)
@@ -58,9 +66,16 @@ class ProgressThread:
             self._thread.join(5.0)
 
     def step(self) -> float:
-        """One call, and the seconds until the next."""
+        """One call, and the seconds until the next. A call that fails is logged: without this thread no peer could
+        connect or read through our processor any more."""
         began = self._clock()
-        self._progress()
+        try:
+            self._progress()
+        except Exception:
+            if began >= self._logged_at + LOG_SECONDS:
+                self._logged_at = began
+                log.exception("driving the KV transport failed; it is tried again, and said again in %g s", LOG_SECONDS)
+            return IDLE_SECONDS
         ended = self._clock()
         if ended - began > WORK_SECONDS:
             self._active_until = ended + ACTIVE_SECONDS
