@@ -19,10 +19,14 @@ UNHARMED: Final[dict[str, Any]] = {"lost": 0, "wrong": 0, "cut": 0, "refused": 0
 
 
 def model(prefill: int, decode: int, *, gpus: int = 0, revision: int = 0, **spec: Any) -> dict[str, Any]:
-    """A worker asks for `gpus`. Each `revision` is another pod template."""
-    worker = {"name": "engine", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
+    """A worker takes `gpus` of a node; none is computed on. Each `revision` is another pod template."""
+    resources: dict[str, Any] = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+    if gpus:
+        # In the pod's template: spec.<pool>.gpus is refused for an engine that uses none.
+        resources["limits"] = {"nvidia.com/gpu": str(gpus)}
+    worker = {"name": "engine", "resources": resources}
     router = {"name": "router", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
-    pool = {"gpus": {"count": gpus}, "podTemplate": {"spec": {"containers": [worker]}}}
+    pool = {"gpus": {"count": 0}, "podTemplate": {"spec": {"containers": [worker]}}}
     return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND,
