@@ -247,3 +247,48 @@ async def test_a_response_that_nobody_reads_holds_its_worker_up(start_server: St
         while part := await connection.read():
             total += len(part)
         assert total == size * count
+
+
+async def test_what_a_sink_has_taken_stands_though_the_connection_broke_meanwhile(start_server: StartServer) -> None:
+    """The end of a stream that came with its worker's last breath is an end: nobody is to be asked for it again."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(CHUNKED + b"1\r\na\r\n")
+
+    server = await start_server(script)
+    with pool_of() as pool:
+        connection = await pool.take("127.0.0.1", server.port)
+        await connection.ask(REQUEST)
+
+        async def broken() -> bool:
+            return not connection.usable and connection._error is not None
+
+        await until(broken, "the worker's end is seen", 10)
+        assert await connection.push(lambda data: data == b"a") is True
+        with pytest.raises(ConnectionError):
+            await connection.push(lambda data: True)
+
+
+async def test_a_worker_that_answers_before_it_has_the_request_gets_no_other_on_that_connection(
+    start_server: StartServer,
+) -> None:
+    done = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(EMPTY)
+        await done.wait()
+
+    server = await start_server(script)
+    body = b"x" * (64 * 1024 * 1024)  # more than sockets hold
+    with pool_of() as pool:
+        connection = await pool.take("127.0.0.1", server.port)
+        head = await connection.ask(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        assert (head.status, await connection.read()) == (200, b"")
+        pool.give_back("127.0.0.1", server.port, connection)
+        again = await pool.take("127.0.0.1", server.port)
+        assert again is not connection
+        again.abort()
+    done.set()

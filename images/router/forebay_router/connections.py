@@ -33,6 +33,9 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
         """Why the response can't be read on: an OSError, or BadResponse."""
 
+        self._raised: Exception | None = None
+        """What the sink raised."""
+
         self.idle_since = 0.0
 
     # The transport's side
@@ -78,6 +81,7 @@ class Connection(asyncio.Protocol):
                     self._wake()
             except Exception as error:
                 self._sink = None
+                self._raised = error
                 self._fail(error)
             return
         self._parts.append(body)
@@ -151,8 +155,9 @@ class Connection(asyncio.Protocol):
                 if self.ended:
                     return False
                 await self._wait()
-            if self._error is not None:
-                raise self._error
+            if self._raised is not None:
+                raise self._raised
+            # Also when the connection has broken since: what the sink took stands, and the next call says so.
             return True
         finally:
             self._sink = None
@@ -167,13 +172,16 @@ class Connection(asyncio.Protocol):
             raise self._error
         self._waiter = self._loop.create_future()
         await self._waiter
-        if self._error is not None and not self._parts:
-            raise self._error
 
     def release(self) -> bool:
-        """Make ready for the next request. False: it can't serve another."""
+        """Make ready for the next request. False: it can't serve another.
+
+        Nor can one whose worker answered before it had the whole request: it may close without reading the rest, and
+        the next request would wait behind that."""
         reader, self._reader = self._reader, None
         whole = reader is None or (reader.complete and reader.keep)
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            whole = False
         self._parts.clear()
         self._unread = 0
         self._resume()
