@@ -292,3 +292,61 @@ async def test_a_worker_that_answers_before_it_has_the_request_gets_no_other_on_
         assert again is not connection
         again.abort()
     done.set()
+
+
+REFUSAL = b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def refuses(answer: bytes, *, close: bool) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        if not close:
+            await reader.read()
+
+    return script
+
+
+async def spoken_to(pool: Pool, port: int, *, closed: bool) -> Connection:
+    connection = await pool.take("127.0.0.1", port)
+
+    async def heard() -> bool:
+        return bool(connection._unasked) and connection.usable != closed
+
+    await until(heard, "what the worker says is here", 10)
+    return connection
+
+
+@pytest.mark.parametrize("close", [True, False])
+async def test_a_worker_that_takes_no_connection_more_is_heard(start_server: StartServer, close: bool) -> None:
+    """It says so at once, mostly before it is asked: a busy worker, not a broken one."""
+    server = await start_server(refuses(REFUSAL, close=close))
+    with pool_of() as pool:
+        connection = await spoken_to(pool, server.port, closed=close)
+        head = await connection.ask(REQUEST)
+        assert (head.status, head.headers["retry-after"]) == (503, "1")
+        assert await connection.read() == b"{}"
+        assert await connection.read() == b""
+        pool.give_back("127.0.0.1", server.port, connection)
+        again = await pool.take("127.0.0.1", server.port)
+        assert again is not connection
+        again.abort()
+
+
+@pytest.mark.parametrize("answer", [EMPTY, REFUSAL[:9], REFUSAL[:40], b"220 mail.example ESMTP\r\n\r\n"])
+async def test_nothing_but_a_refusal_is_taken_unasked(start_server: StartServer, answer: bytes) -> None:
+    server = await start_server(refuses(answer, close=True))
+    with pool_of() as pool:
+        connection = await spoken_to(pool, server.port, closed=True)
+        with pytest.raises((ConnectionError, BadResponse)):
+            await connection.ask(REQUEST)
+
+
+async def test_what_is_said_unasked_is_bounded(start_server: StartServer) -> None:
+    server = await start_server(refuses(b"x" * 1024 * 1024, close=False))
+    with pool_of() as pool:
+        connection = await pool.take("127.0.0.1", server.port)
+
+        async def cut() -> bool:
+            return not connection.usable
+
+        await until(cut, "the connection is closed", 10)

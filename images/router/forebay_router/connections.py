@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from forebay_router.http1 import BadResponse, Head, ResponseReader
+from forebay_router.http1 import MAX_HEAD, BadResponse, Head, ResponseReader
 
 HIGH_WATER = 128 * 1024
 """Unread bytes of a response at which its worker is read no further, until half of them are taken."""
@@ -33,6 +33,12 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
         """Why the response can't be read on: an OSError, or BadResponse."""
 
+        self._fresh = True
+        """It has carried no request."""
+
+        self._unasked = b""
+        """What came before the first request: a worker that has too many connections says so, and closes."""
+
         self._raised: Exception | None = None
         """What the sink raised."""
 
@@ -46,8 +52,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         if reader is None:
-            # Nobody asked for anything.
-            self.abort()
+            if self._fresh and len(self._unasked) + len(data) <= MAX_HEAD:
+                self._unasked += data
+            else:
+                # Nobody asked for anything.
+                self.abort()
             return
         try:
             body = reader.feed(data)
@@ -123,10 +132,28 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Head:
         """Send, and wait for the response's head. Raises OSError, BadResponse."""
+        if self._unasked:
+            return await self._refusal()
         if self._transport is None or not self.usable:
             raise ConnectionResetError("the connection was closed before it was used")
+        self._fresh = False
         reader = self._reader = ResponseReader()
         self._transport.write(request)
+        return await self._head(reader)
+
+    async def _refusal(self) -> Head:
+        """The head of what the worker said unasked. Nothing is sent: it reads no request."""
+        unasked, self._unasked = self._unasked, b""
+        reader = self._reader = ResponseReader()
+        self.data_received(unasked)
+        if not self._open:
+            self.eof_received()
+        head = await self._head(reader)
+        if head.status < 400:
+            raise BadResponse(f"status {head.status} before anything was asked")
+        return head
+
+    async def _head(self, reader: ResponseReader) -> Head:
         while reader.head is None:
             await self._wait()
         return reader.head
@@ -185,7 +212,7 @@ class Connection(asyncio.Protocol):
         self._parts.clear()
         self._unread = 0
         self._resume()
-        return whole and self.usable
+        return whole and not self._fresh and self.usable
 
     def abort(self) -> None:
         if self._transport is not None:
