@@ -85,6 +85,7 @@ def test_any_bytes_give_an_answer_or_an_error(data: bytes, at: list[int]) -> Non
         b"HTTP/1.1 200 OK\r\n folded: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 1x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\nContent-Length: 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
         HEAD + b"-1\r\n",
         HEAD + b"0x2\r\nab\r\n",
@@ -109,6 +110,8 @@ def test_what_is_no_response_is_refused(data: bytes, whole: bool) -> None:
         (b"HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n", False),
         (b"HTTP/1.0 200 OK\r\ncontent-length: 0\r\nconnection: Keep-Alive\r\n\r\n", True),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nab", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\na", True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", False),
     ],
 )
 def test_which_connections_serve_again(data: bytes, keep: bool) -> None:

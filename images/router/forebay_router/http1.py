@@ -170,6 +170,9 @@ class ResponseReader:
             if coding.lower() != "chunked":
                 raise BadResponse(f"transfer-encoding {coding!r:.100}, which is not supported")
             self._chunked, self._state = True, _State.SIZE_LINE
+            if length is not None:
+                # The chunks are what counts, but whoever wrote both may have meant another end.
+                self.keep = False
         elif length is not None:
             if not (length.isascii() and length.isdigit()) or len(length) > 15:
                 raise BadResponse(f"content-length {length!r:.100}")
@@ -205,5 +208,8 @@ def _parse_head(raw: bytes) -> tuple[bytes, Head]:
         name, colon, value = line.partition(":")
         if not colon or not name or name[0] in _BLANK or name[-1] in _BLANK:
             raise BadResponse(f"header line {line!r:.100}")
-        fields[name.lower()] = value.strip(_BLANK)
+        name, value = name.lower(), value.strip(_BLANK)
+        if name == "content-length" and fields.get(name, value) != value:
+            raise BadResponse(f"content-length {fields[name]!r:.100} and {value!r:.100}")
+        fields[name] = value
     return version, Head(int(code), fields)
