@@ -8,6 +8,7 @@ from statistics import median
 from typing import Final
 
 from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.api.ratio import parse_ratio
 from forebay_operator.api.scaling import ScalingRules
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
 from forebay_operator.decide import Bounds, Fleet, Growth, Rate, Rules, Split
@@ -85,10 +86,13 @@ def growth_of(spec: DisaggregatedModelSpec, homes: Homes, starts: Sequence[float
             prefill_max=limits["prefill"].most,
             decode_min=limits["decode"].fewest,
             decode_max=limits["decode"].most,
+            ratio_min=parse_ratio(spec.scaling.ratio.min),
+            ratio_max=parse_ratio(spec.scaling.ratio.max),
             max_gpus=spec.scaling.max_gpus,
             prefill_gpus=gpus["prefill"],
             decode_gpus=gpus["decode"],
         ),
+        homes_serve=spec.scaling.role_switching != "Enabled",
     )
 
 

@@ -28,14 +28,15 @@ def law_policy(
     """What the law needs of `spec`. `workers`: their speed; `workers_total`: how many there should be.
 
     A fixed pool's workers may serve in either role, down to one. GPUs do not change with a role, so the budget does not
-    limit role switches. Where roles are not switched and pools grow, the law sizes the pools and moves no role.
+    limit role switches. Where roles are not switched and pools grow, the law sizes the pools and moves no role: a split
+    that it can't mend must not keep it from that, so only growth is bound.
     """
     objectives, scaling = spec.objectives, spec.scaling
     switching = scaling.role_switching == "Enabled"
     fewest, most = {}, {}
     pools: tuple[Pool, Pool] = ("prefill", "decode")
     for pool in pools:
-        fixed = spec.pool(pool).replicas is not None
+        fixed = spec.pool(pool).replicas is not None or not switching
         bounds = spec.bounds(pool)
         fewest[pool] = 1 if fixed else bounds.min_replicas
         most[pool] = max(1, workers_total - 1) if fixed else bounds.max_replicas
@@ -49,8 +50,8 @@ def law_policy(
             prefill_max=most["prefill"],
             decode_min=fewest["decode"],
             decode_max=most["decode"],
-            ratio_min=parse_ratio(scaling.ratio.min),
-            ratio_max=parse_ratio(scaling.ratio.max),
+            ratio_min=parse_ratio(scaling.ratio.min) if switching else None,
+            ratio_max=parse_ratio(scaling.ratio.max) if switching else None,
         ),
         convertible=spec.router.convertible != "Never",
         mode=scaling.mode if switching or growth is not None else "Off",

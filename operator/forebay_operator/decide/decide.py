@@ -100,6 +100,8 @@ class _Call:
         try:
             held = project(self.policy.bounds, self.before)
         except RatioInfeasible as error:
+            # One worker more, or fewer, may mend it.
+            self.seen = estimate(self.observation, self.policy, self.memory) if self._warm else None
             return self._hold(reasons.RATIO_INFEASIBLE, str(error))
         if held.split != self.before:
             return self._to(held.split, reasons.BOUNDS, f"{self.before} breaks a limit", held.limited_by)
@@ -107,13 +109,17 @@ class _Call:
             return self._hold(reasons.CONFIRMING, "no newer observation since the last decision")
         return self._on_traffic(elapsed)
 
+    @property
+    def _warm(self) -> bool:
+        started = self.memory.started_at if self.memory.started_at is not None else self.now
+        return self.observation.taken_at - started >= WINDOW_SECONDS - 5
+
     def _on_traffic(self, elapsed: float) -> Decision:
         memory, now = self.memory, self.now
         seen = estimate(self.observation, self.policy, memory)
         if seen is None:
             return self._hold(reasons.NO_TRAFFIC, "no request in the last minute; zero is a valid load")
-        started = memory.started_at if memory.started_at is not None else now
-        if self.observation.taken_at - started < WINDOW_SECONDS - 5:
+        if not self._warm:
             return self._hold(reasons.WARMING_UP, f"windows of {WINDOW_SECONDS:g} s are not full yet")
         self.seen = seen
         if self.policy.ttft_seconds is None or self.policy.tpot_seconds is None:

@@ -172,25 +172,34 @@ class _Call:
             return self._hold(reasons.STABILIZING, f"{message}, but not for {window:g} s yet")
         step = min(need.total, wanted) - self.before.total
         allowed = self._allowed("up")
-        limited: list[str] = []
-        if allowed < step:
-            step = allowed
-            limited.append(reasons.LIMITED_BY_RATE)
-        target = self.before
-        short = {"prefill": need.prefill - self.serving.prefill, "decode": need.decode - self.serving.decode}
-        while step > 0:
-            # Of two equally short pools decode grows: its shortage is a cliff, prefill's can be absorbed.
-            order = sorted(POOLS, key=lambda pool: (-short[pool], pool))
-            grown = next((pool for pool in order if not self._broken(self._step(target, pool, 1))), None)
-            if grown is None:
-                limited += [x for x in self._broken(self._step(target, order[0], 1)) if x not in limited]
-                break
-            target = self._step(target, grown, 1)
-            short[grown] -= 1
-            step -= 1
+        limited = [reasons.LIMITED_BY_RATE] if allowed < step else []
+        target, stops = self._grown(need, min(step, allowed))
+        limited += [limit for limit in stops if limit not in limited]
         if target == self.before:
             return self._hold(reasons.AT_MOST, f"{message}; no more are allowed now", *limited)
         return self._to(target, reasons.SHORT, message, *limited)
+
+    def _grown(self, need: Split, step: int) -> tuple[Split, list[str]]:
+        """Counts with `step` workers more, and what stops at fewer. A total that the ratio can't split is passed."""
+        target = reached = self.before
+        short = {"prefill": need.prefill - self.serving.prefill, "decode": need.decode - self.serving.decode}
+        for _ in range(step):
+            # Of two equally short pools decode grows: its shortage is a cliff, prefill's can be absorbed.
+            order = sorted(POOLS, key=lambda pool: (-short[pool], pool))
+            ways: list[tuple[Pool, tuple[str, ...]]] = []
+            for pool in order:
+                ways.append((pool, self._broken(self._step(target, pool, 1))))
+                if not ways[-1][1]:
+                    break
+            free = [way for way in ways if not way[1]] or [way for way in ways if way[1] == (reasons.LIMITED_BY_RATIO,)]
+            if not free:
+                return reached, list(ways[0][1])
+            grown, broken = free[0]
+            target = self._step(target, grown, 1)
+            short[grown] -= 1
+            if not broken:
+                reached = target
+        return reached, [] if reached == target else [reasons.LIMITED_BY_RATIO]
 
     def _shrink(self, need: Split) -> Sizing:
         message = f"{self._demands()} fits {self.before.total - 1} workers of {self.before.total} with a margin"
@@ -285,7 +294,8 @@ class _Call:
             if (count < least and count < was) or (count > most and count > was):
                 found.append(reasons.LIMITED_BY_BOUNDS)
                 break
-        if not feasible(Bounds(ratio_min=bounds.ratio_min, ratio_max=bounds.ratio_max), target.total):
+        ratio = Bounds(ratio_min=bounds.ratio_min, ratio_max=bounds.ratio_max)
+        if self._leaves(ratio, target) if self.growth.homes_serve else not feasible(ratio, target.total):
             found.append(reasons.LIMITED_BY_RATIO)
         leaving = {pool: self.fleets[pool].terminating for pool in POOLS}
         gpus = (target.prefill + leaving["prefill"]) * bounds.prefill_gpus
@@ -293,6 +303,14 @@ class _Call:
         if bounds.max_gpus is not None and gpus > bounds.max_gpus and target.total > self.before.total:
             found.append(reasons.LIMITED_BY_BUDGET)
         return tuple(found)
+
+    def _leaves(self, ratio: Bounds, target: Split) -> bool:
+        """Whether `target` is outside of the ratio and no nearer to it than the present counts."""
+        turn = target.prefill * self.before.decode - self.before.prefill * target.decode
+        low, high = ratio.ratio_min, ratio.ratio_max
+        below = low is not None and target.prefill * low.decode < low.prefill * target.decode
+        above = high is not None and target.prefill * high.decode > high.prefill * target.decode
+        return (below and turn <= 0) or (above and turn >= 0)
 
     def _least(self, pool: Pool) -> int:
         return self.bounds.prefill_min if pool == "prefill" else self.bounds.decode_min

@@ -111,6 +111,9 @@ class Growth:
     bounds: Bounds | None = None
     """Of the home pools, where those differ from the policy's, which are the roles'."""
 
+    homes_serve: bool = False
+    """Workers serve at home only: the ratio bounds the pools' sizes, and not just what they add up to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:

@@ -234,6 +234,47 @@ async def test_without_role_switching_pools_are_sized_and_workers_serve_at_home(
     assert world.targets() == world.pools()
 
 
+@pytest.mark.parametrize(
+    ("ratio", "begins", "ends"),
+    [
+        ({"min": "1:2", "max": "1:2"}, (1, 2), (1, 2)),
+        ({"min": "1:1", "max": "1:1"}, (1, 1), (2, 2)),
+        ({"min": "1:1", "max": "1:1"}, (1, 2), (2, 2)),
+    ],
+    ids=["no split within the rate", "the next total has none", "the present total has none"],
+)
+async def test_pools_grow_to_totals_that_the_ratio_can_split(
+    bench: Bench, ratio: dict[str, str], begins: tuple[int, int], ends: tuple[int, int]
+) -> None:
+    """On another total the law would hold its split, as none is right, and then its sizes for ever."""
+    world = LawWorld(bench)
+    await world.put(model(ratio=ratio))
+    held = clone(bench.api.find("disaggregatedmodels", "assistant"))
+    held["status"]["memory"]["homes"] = {"prefill": begins[0], "decode": begins[1]}
+    bench.api.put(held)
+    await bench.rest()
+    world.load = Load(prompts=5, tokens=2000)
+    await world.live(150)
+    assert world.targets() == ends
+    assert sum(world.pools()) == sum(ends)
+    if begins == ends:
+        assert "Ratio" in world.status()["decision"]["limitedBy"]
+
+
+async def test_without_role_switches_the_ratio_binds_the_pools_and_does_not_freeze_them(bench: Bench) -> None:
+    world = LawWorld(bench)
+    narrow = {"ratio": {"min": "1:4", "max": "1:1"}, "roleSwitching": "Disabled"}
+    await world.put(model(**narrow))
+    await world.live(75)
+    world.load = HEAVY
+    await world.live_until((1, 2), 90)
+    world.load = Load(prompts=10, tokens=1500)
+    await world.live_until((2, 3), 200)
+    await world.put(model(ratio={"min": "4:1", "max": "9:1"}, roleSwitching="Disabled"))
+    world.load = Load()
+    await world.live_until((2, 2), 400)
+
+
 async def test_a_pools_loans_outlast_a_change_of_its_size(bench: Bench) -> None:
     world = LawWorld(bench)
     await world.put(simulated_model(2, 4, scaling={"mode": "Recommend"}))
