@@ -25,7 +25,7 @@ _LIMITS: Final = {
     reasons.LIMITED_BY_BOUNDS: "the bounds in scaling.prefill and scaling.decode",
     reasons.LIMITED_BY_RATIO: "scaling.ratio",
     reasons.LIMITED_BY_BUDGET: "scaling.maxGPUs",
-    reasons.LIMITED_BY_RATE: "policies in scaling.behavior",
+    reasons.LIMITED_BY_RATE: "policies in scaling.behavior, or scaling.roleSwitching Disabled",
     reasons.LIMITED_BY_PAUSE: "scaling.pause, or a selectPolicy of Disabled in scaling.behavior",
 }
 """Where a limit of the law's is set."""
