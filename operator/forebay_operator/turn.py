@@ -98,11 +98,11 @@ def take_turn(
     remembered = (status.get("memory") or {}).get(UNDONE) or {}
     asked = pool_counts(model, status, gathered.observation)
     wait = pending_seconds(learnt_starts(status))
-    # /scale asks by itself, in each look.
-    unsized = model.spec.scaling.mode != "Auto" and model.spec.replicas is None
-    placed = undo_pending(asked, bounds, gathered.observation, remembered, now, wait, ask_again=unsized)
-    counts = placed.counts
     names: dict[Pool, str] = {pool: _worker_deployment(built, pool)["metadata"]["name"] for pool in POOLS}
+    theirs = [pool for pool in POOLS if model.spec.replicas is not None or names[pool] in yielded]
+    unsized = model.spec.scaling.mode != "Auto"
+    placed = undo_pending(asked, bounds, gathered.observation, remembered, now, wait, given=theirs, ask_again=unsized)
+    counts = placed.counts
     live: dict[Pool, int] = {
         pool: sum(d.replicas for d in gathered.observation.deployments if d.pool == pool) for pool in POOLS
     }

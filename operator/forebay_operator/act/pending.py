@@ -6,7 +6,7 @@ node. The memory of it is written to status with the count it belongs to, so a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -70,18 +70,21 @@ def undo_pending(
     now: datetime,
     wait: float = PENDING_LEAST_SECONDS,
     *,
+    given: Collection[Pool] = (),
     ask_again: bool = False,
 ) -> Placed:
     """`counts` without the workers that found no node within `wait` seconds (homes.pending_seconds: by how long workers
     usually take to start). `remembered` is status.memory's entry.
 
-    `ask_again`: no law sizes the pools, so what was undone is asked for here once its time is over. Else a node that
-    was away for a while would cost its pool a worker for good.
+    `given`: pools whose size somebody else sets. `ask_again`: no law sizes the others, so what was undone is asked for
+    here once its time is over. Else a node that was away for a while would cost its pool a worker for good.
     """
     wanted, undone = dict(counts), {}
     fresh: list[Pool] = []
     wake: float | None = None
     for pool in POOLS:
+        if pool in given:
+            continue
         held = Undone.from_status(remembered.get(pool))
         # A clock that was set back must not hold a pool for longer than was meant.
         if held is not None and now < held.until <= now + timedelta(seconds=HELD_SECONDS):

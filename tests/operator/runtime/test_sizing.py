@@ -275,6 +275,20 @@ async def test_without_role_switches_the_ratio_binds_the_pools_and_does_not_free
     await world.live_until((2, 2), 400)
 
 
+async def test_a_size_set_by_scale_waits_for_a_node_as_long_as_it_takes(bench: Bench) -> None:
+    """A Pending pod is what a cluster autoscaler goes by."""
+    bench.now = datetime.now(UTC)
+    bench.cluster.places = 3
+    world = LawWorld(bench)
+    scaled = model()
+    scaled["spec"]["replicas"] = 4
+    await world.put(scaled)
+    bench.now += timedelta(seconds=PENDING_LEAST_SECONDS + 1)
+    await bench.rest()
+    assert sum(world.pools()) == 4
+    assert "undone" not in world.status()["memory"]
+
+
 async def test_a_pools_loans_outlast_a_change_of_its_size(bench: Bench) -> None:
     world = LawWorld(bench)
     await world.put(simulated_model(2, 4, scaling={"mode": "Recommend"}))
