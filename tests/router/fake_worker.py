@@ -163,6 +163,9 @@ class FakeWorker:
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.calls: list[Call] = []
         self.reserved: dict[str, ReserveRequest] = {}
+        self.kept: list[str] = []
+        """Ids of all slots so far."""
+
         self.leases: set[str] = set()
         self.cancelled: list[str] = []
         self.released: list[str] = []
@@ -230,7 +233,9 @@ class FakeWorker:
         body = await request.read()
         match request.path:
             case paths.RESERVE:
-                return await self._reserve(msgspec.json.decode(body, type=ReserveRequest))
+                # As a worker does: what it has read it carries out, though nobody waits for the answer any more.
+                asked = asyncio.ensure_future(self._reserve(msgspec.json.decode(body, type=ReserveRequest)))
+                return await asyncio.shield(asked)
             case paths.RELEASE:
                 request_id = json.loads(body)["request_id"]
                 self.released.append(request_id)
@@ -265,6 +270,7 @@ class FakeWorker:
         admitted = self.admit
         if admitted:
             self.reserved[message.request_id] = message
+            self.kept.append(message.request_id)
         return web.Response(
             body=msgspec.json.encode(ReserveResponse(admitted=admitted, reason="" if admitted else "x"))
         )

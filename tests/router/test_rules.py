@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -71,6 +72,28 @@ async def test_an_answer_of_one_token_needs_no_decode_leg(
         return not bench["d0"].reserved and bool(bench["d0"].released)
 
     await until(released, "the slot is given back", 5)
+
+
+@pytest.mark.parametrize("request_body", [completion(tokens=1), completion(False, 1)])
+async def test_a_slot_that_is_kept_late_is_given_back_after_that(
+    start_bench: StartBench, request_body: dict[str, Any]
+) -> None:
+    """The request is over while a slot is being asked for: a release that overtook the question would leave it kept."""
+    bench = await start_bench(ONE_PAIR, reserve_timeout=30.0)
+    gate = bench["d0"].gates["reserve"] = asyncio.Event()
+    check(await ask(bench, request_body), request_body)
+
+    async def released() -> bool:
+        return bool(bench["d0"].released)
+
+    with contextlib.suppress(AssertionError):  # a release that did not wait would be here by then
+        await until(released, "a release", 0.3)
+    gate.set()
+
+    async def kept_and_released() -> bool:
+        return bool(bench["d0"].kept) and not bench["d0"].reserved
+
+    await until(kept_and_released, "the slot is given back", 5)
 
 
 R1 = [Fault("reset"), Fault("status", status=500), Fault("status", status=503), Fault("status", status=429)]

@@ -124,11 +124,12 @@ class Context:
         self._legs += 1
         return f"{request_id[:MAX_SHARED_ID]}.{self._salt}-{self._legs}"
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run clean-up that must not be cut short by the request it belongs to (its client may be gone)."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def settle(self) -> None:
         """Wait for the clean-up under way; each piece has its own time limit."""

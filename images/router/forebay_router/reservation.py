@@ -36,10 +36,12 @@ class Reservation:
         self._prompt_tokens = prompt_tokens
         self._turn = turn
         self._task: asyncio.Task[None] | None = None
+        self._stopping = False
         self._prefill: Worker | None = None
         self._compat_hash = ""
-        self._asked: Worker | None = None
-        """Asked, not answered yet: it may or may not hold a slot."""
+        self._asked = False
+        """A worker was asked and has not answered yet. Never cut short: a slot given back while it is being asked for
+        may be kept after all, since the two calls come over two connections and the later one may be read first."""
 
         self._holder: tuple[Worker, Key] | None = None
         self._spent: Worker | None = None
@@ -58,10 +60,10 @@ class Reservation:
         """The worker that keeps the slot; None when none would. A slot that died or ran out is asked for once more."""
         if self._task is None or self._prefill is None:
             return None
-        await self._task
+        await asyncio.shield(self._task)
         if self._holder is not None and not self._good(*self._holder):
-            await self.drop()
-            await self._acquire(self._prefill)
+            await self.begin(self._prefill, self._compat_hash)
+            await asyncio.shield(self._task)
         return self._holder[0] if self._holder else None
 
     def _good(self, worker: Worker, key: Key) -> bool:
@@ -83,34 +85,35 @@ class Reservation:
         return False
 
     async def drop(self) -> None:
-        """Stop asking and give back what is held; done when this returns."""
-        await self._stop()
-        for worker in self._take():
-            await self._ctx.release(worker, self._leg_id, self._headers)
+        """Stop asking and give back what is held; done when this returns: at latest after `reserve_timeout`, for a
+        worker that does not answer, and what a release may take."""
+        # A client that leaves cancels the caller, and must not cut this short.
+        await asyncio.shield(self._ctx.background(self._drop()))
 
     def abandon(self, *, answered: bool) -> None:
         """The same in the background. Not `answered`: the decode leg may have been cut before the worker had it, so the
         slot it was to become is given back too; a worker that has the leg has no slot of that id any more."""
-        if self._task is not None:
-            self._task.cancel()
         if self._spent is not None and not answered:
             self._give_back(self._spent)
         self._spent = None
-        for worker in self._take():
-            self._give_back(worker)
+        if self._task is not None or self._holder is not None:
+            self._ctx.background(self._drop())
+
+    async def _drop(self) -> None:
+        await self._stop()
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            await self._ctx.release(holder[0], self._leg_id, self._headers)
 
     async def _stop(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
+        if task is None:
+            return
+        self._stopping = True
+        if not self._asked:
             task.cancel()
-            await asyncio.wait((task,))
-
-    def _take(self) -> list[Worker]:
-        held = [self._asked] if self._asked else []
-        if self._holder is not None:
-            held.append(self._holder[0])
-        self._asked = self._holder = None
-        return held
+        await asyncio.wait((task,))
+        self._stopping = False
 
     def _give_back(self, worker: Worker) -> None:
         self._ctx.background(self._ctx.release(worker, self._leg_id, self._headers))
@@ -119,7 +122,7 @@ class Reservation:
         """Ask decode workers that can read the prefill worker's KV, best first, once each."""
         ctx = self._ctx
         tried: set[Key] = set()
-        while True:
+        while not self._stopping:
             decodes = ctx.candidates(self._call, "decode")
             picked = choice.pick_decode(decodes, self._prompt_tokens, self._turn, tried, self._compat_hash)
             if picked is None:
@@ -145,23 +148,22 @@ class Reservation:
         )
         now = ctx.clock()
         ticket = worker.send(now, decode_tokens=self._prompt_tokens, counted=False)
-        self._asked = worker
+        self._asked = True
         try:
             async with asyncio.timeout(ctx.settings.reserve_timeout):
                 reply = await ctx.client.post(
                     worker, paths.RESERVE, body, self._headers, limit=SMALL_REPLY, counted=False
                 )
         except WorkerFailed as error:
-            self._asked = None
             worker.withdraw(ticket)
             ctx.failed(error)
             return error.reason
         except TimeoutError:
             # It may still admit us when it wakes up.
-            self._asked = None
             self._give_back(worker)
             return "timeout"
-        self._asked = None
+        finally:
+            self._asked = False
         if reply.status != 200:
             worker.withdraw(ticket)
             return f"status_{reply.status}"
