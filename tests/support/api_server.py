@@ -52,7 +52,11 @@ class Server:
             with opener.open(request, timeout=30) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
+            text = error.read()
+            try:
+                return error.code, json.loads(text)
+            except ValueError:  # "404 page not found", while the kind is not served yet
+                return error.code, {"message": text.decode(errors="replace")}
 
     def until_served(self) -> None:
         deadline = time.monotonic() + ESTABLISHED_SECONDS
