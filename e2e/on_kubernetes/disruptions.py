@@ -37,7 +37,7 @@ async def scale_in_and_out(scene: Scene, most: int) -> None:
 
 async def roll_back(scene: Scene, prefill: int, decode: int, *, gpus: int, revision: int) -> tuple[int, int]:
     """A new revision and, before all workers have it, back again. Workers that stayed, and all."""
-    before = {pod["metadata"]["uid"] for pod in await scene.site.pods()}
+    before = await _staying(scene)
     await scene.site.apply(model(prefill, decode, gpus=gpus, revision=revision + 1))
 
     async def both() -> bool:
@@ -49,8 +49,14 @@ async def roll_back(scene: Scene, prefill: int, decode: int, *, gpus: int, revis
     # What is left of the old ones stays.
     await scene.site.apply(model(prefill, decode, gpus=gpus, revision=revision))
     await scene.serves(prefill, decode, 2 * SETTLE_SECONDS)
-    pods = {pod["metadata"]["uid"] for pod in await scene.site.pods()}
+    pods = await _staying(scene)
     return len(before & pods), len(pods)
+
+
+async def _staying(scene: Scene) -> set[str]:
+    """Workers by uid, without those that are drained and on their way out: they count as none."""
+    pods = await scene.site.pods()
+    return {pod["metadata"]["uid"] for pod in pods if not pod["metadata"].get("deletionTimestamp")}
 
 
 async def roll_out(scene: Scene, prefill: int, decode: int, *, gpus: int, revision: int) -> None:
