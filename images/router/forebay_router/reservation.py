@@ -87,6 +87,8 @@ class Reservation:
     async def drop(self) -> None:
         """Stop asking and give back what is held; done when this returns: at latest after `reserve_timeout`, for a
         worker that does not answer, and what a release may take."""
+        if self._task is None and self._holder is None:
+            return  # at once: what was chosen by the workers' load is to be booked before others choose
         # A client that leaves cancels the caller, and must not cut this short.
         await asyncio.shield(self._ctx.background(self._drop()))
 
