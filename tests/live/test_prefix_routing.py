@@ -12,12 +12,13 @@ from support.cluster import Cluster, free_port, until
 
 
 async def test_four_workers_cache_as_well_as_one(tmp_path: Path) -> None:
-    size = {"conversations": 12, "turns": 3}
+    # In five turns what a conversation has of its own outweighs the beginning that each worker computes once.
+    size = {"conversations": 12, "turns": 5}
     one = await measure(tmp_path / "one", workers=1, router=[], **size)
     four = await measure(tmp_path / "four", workers=4, router=[], **size)
     assert one.cached > 0.5
-    assert four.cached >= 0.9 * one.cached
-    assert four.most_loaded <= 1.5, "no worker is the favourite"
+    assert four.cached >= 0.85 * one.cached, "by load alone it is 0.76"
+    assert four.most_loaded <= 2.5, "a favourite would compute all, which is 4"
 
 
 async def test_a_router_that_starts_later_knows_too(tmp_path: Path) -> None:
