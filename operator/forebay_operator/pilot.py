@@ -7,7 +7,7 @@ and no I/O: who calls it brings observations, carries targets out and stores wha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -231,15 +231,18 @@ class Pilot:
 
     def _recommended(self, decision: Decision) -> bool:
         """Already, or as good as: nobody acts on advice that changes each second."""
-        told = next((d for d in (self.told, *self.history) if d is not None and not is_size(d)), None)
+        told = next(self._told_splits(), None)
         if told is None or told.target == told.before:
             return False
         same_way = (told.target.prefill - told.before.prefill) * (decision.target.prefill - decision.before.prefill) > 0
         return told.target == decision.target or (same_way and decision.at - told.at < ADVICE_SECONDS)
 
+    def _told_splits(self) -> Iterator[Decision]:
+        """What was told of the split, newest first."""
+        return (d for d in (self.told, *self.history) if d is not None and not is_size(d))
+
     def _flap(self, decision: Decision) -> None:
-        told = (d for d in (self.told, *self.history) if d is not None and not is_size(d))
-        moves = [d for d in told if d.target != d.before]
+        moves = [d for d in self._told_splits() if d.target != d.before]
         if decision.apply and moves and decision.at - moves[0].at < FLAP_SECONDS:
             last = moves[0].target.prefill - moves[0].before.prefill
             self.flaps += last * (decision.target.prefill - decision.before.prefill) < 0

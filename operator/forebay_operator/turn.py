@@ -99,14 +99,15 @@ def take_turn(
     asked = pool_counts(model, status, gathered.observation)
     wait = pending_seconds(learnt_starts(status))
     names: dict[Pool, str] = {pool: _worker_deployment(built, pool)["metadata"]["name"] for pool in POOLS}
-    theirs = [pool for pool in POOLS if model.spec.replicas is not None or names[pool] in yielded]
+    left = [pool for pool in POOLS if names[pool] in yielded]
+    theirs = left if model.spec.replicas is None else POOLS
     unsized = model.spec.scaling.mode != "Auto"
     placed = undo_pending(asked, bounds, gathered.observation, remembered, now, wait, given=theirs, ask_again=unsized)
     counts = placed.counts
     live: dict[Pool, int] = {
         pool: sum(d.replicas for d in gathered.observation.deployments if d.pool == pool) for pool in POOLS
     }
-    given = {pool: live[pool] if names[pool] in yielded else counts[pool] for pool in POOLS}
+    given = {pool: live[pool] if pool in left else counts[pool] for pool in POOLS}
     goals = pool_goals(given, names)
     fitted = resized_targets(status, given)
     held = status if fitted is None else {pool: {"target": fitted[pool]} for pool in POOLS}
@@ -126,13 +127,7 @@ def take_turn(
         recorded=recorded,
         plan=plan(gathered.observation, goals, recorded, gathered.loads.fenced, allowed, now),
         yielded=yielded,
-        homes=homes_of(
-            model.spec,
-            given,
-            gathered.observation,
-            yielded=[pool for pool in POOLS if names[pool] in yielded],
-            held=placed.undone,
-        ),
+        homes=homes_of(model.spec, given, gathered.observation, yielded=left, held=placed.undone),
     )
 
 

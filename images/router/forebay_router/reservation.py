@@ -87,7 +87,7 @@ class Reservation:
     async def drop(self) -> None:
         """Stop asking and give back what is held; done when this returns: at latest after `reserve_timeout`, for a
         worker that does not answer, and what a release may take."""
-        if self._task is None and self._holder is None:
+        if not self._held:
             return  # at once: what was chosen by the workers' load is to be booked before others choose
         # A client that leaves cancels the caller, and must not cut this short.
         await asyncio.shield(self._ctx.background(self._drop()))
@@ -98,8 +98,13 @@ class Reservation:
         if self._spent is not None and not answered:
             self._give_back(self._spent)
         self._spent = None
-        if self._task is not None or self._holder is not None:
+        if self._held:
             self._ctx.background(self._drop())
+
+    @property
+    def _held(self) -> bool:
+        """A slot, or the asking for one."""
+        return self._task is not None or self._holder is not None
 
     async def _drop(self) -> None:
         await self._stop()

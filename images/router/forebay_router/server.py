@@ -140,9 +140,7 @@ class HttpClientSide:
     def write_now(self, data: bytes) -> bool:
         # aiohttp's writer takes a coroutine for each write; its framing is all that is needed here.
         assert self._writer is not None
-        transport = self._writer.transport
-        if transport is None or transport.is_closing():
-            raise ClientGone("its connection is closed")
+        transport = self._open_transport(self._writer)
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._writer.chunked else data)
         return not self._protocol.writing_paused
 
@@ -150,9 +148,14 @@ class HttpClientSide:
         assert self._writer is not None
         if self._protocol.writing_paused:
             await self._guarded(self._writer.drain())
-        transport = self._writer.transport
+        self._open_transport(self._writer)
+
+    @staticmethod
+    def _open_transport(writer: StreamWriter) -> asyncio.Transport:
+        transport = writer.transport
         if transport is None or transport.is_closing():
             raise ClientGone("its connection is closed")
+        return transport
 
     async def finish(self, last: bytes = b"") -> None:
         await self._guarded(self.response.write_eof(last))

@@ -328,7 +328,8 @@ class Supervisor:
                 await law.step(self._fleet(address), self.homes())
                 raw = law.source.raw.get(address, b"")
                 self._load = parse_router_load(raw)
-                self._end_leavers(_report(raw))
+                if self._leaving:
+                    self._end_leavers(_report(raw))
                 await asyncio.sleep(law.until_next_look())
         finally:
             await law.source.close()

@@ -47,8 +47,12 @@ def spec_of(**sizes: Any) -> ModelSpec:
         "tied_embeddings": True,
         "eos_ids": (),
         "bos_id": None,
+        "qkv_bias": False,
+        "o_bias": False,
+        "mlp_bias": False,
+        "qk_norm": False,
     }
-    return ModelSpec(**fixed, **sizes)
+    return ModelSpec(**{**fixed, **sizes})
 
 
 specs = st.builds(

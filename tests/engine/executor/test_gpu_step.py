@@ -61,9 +61,6 @@ def executors(tmp_path: Path) -> tuple[TorchExecutor, TorchExecutor]:
         heads=6,
         head_size=16,
         qkv_bias=True,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
     )
     save_model(spec, 5, tmp_path)
     config = {

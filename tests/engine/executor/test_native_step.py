@@ -70,10 +70,6 @@ def test_a_step_of_more_rows_than_one_pass_takes(tmp_path: Path) -> None:
         kv_heads=2,
         heads=4,
         head_size=16,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
     )
     case = Case(spec, 16, "float32", 3, [(5, 500), (0, 600), (3, 1), (0, 40)], 2)
     bench = Bench(case, tmp_path)
@@ -93,10 +89,6 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
         kv_heads=1,
         heads=1,
         head_size=8,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
     )
     side = Bench(Case(spec, 16, "float32", 0, [(0, 1)], 2), tmp_path).native_side(OWN_LEVELS[0], 3)
     side.forward.close()

@@ -200,17 +200,16 @@ def attend_decodes(
     first key, the token's position (-1: padding); it sees the keys up to that. `joins` int32 [d, 4], one for each
     token: its row, its first tile, how many tiles (0: padding), unused. As many tiles as joins: each token has one.
     """
-    split = tiles.shape[0] > joins.shape[0]
+    if tiles.shape[0] <= joins.shape[0]:
+        _attend(out, qkv, arena, layer, tables, tiles, tiling, span, None)
+        return
     heads, head_size = out.shape[1], out.shape[2]
-    partial = weight = out
-    if split:
-        partial = torch.empty(tiles.shape[0], heads, head_size, dtype=torch.float32, device=out.device)
-        weight = torch.empty(tiles.shape[0], heads, dtype=torch.float32, device=out.device)
-    _attend(out, qkv, arena, layer, tables, tiles, tiling, span, (partial, weight) if split else None)
-    if split:
-        _join_spans[(joins.shape[0], heads)](
-            out, partial, weight, joins, heads, HEAD=head_size, HEAD_PADDED=padded(head_size), num_warps=1
-        )
+    partial = torch.empty(tiles.shape[0], heads, head_size, dtype=torch.float32, device=out.device)
+    weight = torch.empty(tiles.shape[0], heads, dtype=torch.float32, device=out.device)
+    _attend(out, qkv, arena, layer, tables, tiles, tiling, span, (partial, weight))
+    _join_spans[(joins.shape[0], heads)](
+        out, partial, weight, joins, heads, HEAD=head_size, HEAD_PADDED=padded(head_size), num_warps=1
+    )
 
 
 def attend_chunks(
