@@ -181,9 +181,10 @@ class Operator:
             return f"no worker of the queue has looked for work for {age:.0f} s"
         return self.watches.stale(now)
 
-    async def run(self) -> None:
-        """Stand by, lead, work. Returns when a signal came, or when it is to be started anew for other kinds; raises a
+    async def run(self) -> bool:
+        """Stand by, lead, work. Returns when a signal came, and True when it is to begin anew for other kinds; raises a
         group with LeaseLost or what ended a part."""
+        anew = False
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._lead())
@@ -193,10 +194,13 @@ class Operator:
                 group.create_task(self.queue.run())
                 group.create_task(self.rescaler.run())
                 group.create_task(self._watch())
-        except* (Stopped, OtherKinds):
+        except* Stopped:
             pass
+        except* OtherKinds:
+            anew = True
         finally:
             await self._sources.close()
+        return anew
 
     async def _lead(self) -> None:
         await self._elector.run()
@@ -228,8 +232,8 @@ class Operator:
         raise Stopped
 
     async def _look_for_kinds(self) -> None:
-        """Prometheus' operator may come after this one. kopf watches what it began with, and ends with half of the
-        process: so the process ends in order, a standby leads, and this one is started anew."""
+        """Prometheus' operator may come after this one. kopf watches what it began with, and when it ends it takes all
+        younger tasks of its loop along: so all ends in order, and begins anew on a loop of its own (main)."""
         while True:
             await asyncio.sleep(self._settings.kinds_every)
             try:
@@ -238,7 +242,7 @@ class Operator:
                 log.info("looking for PodMonitors, again in %g s: %s", self._settings.kinds_every, error)
                 continue
             if there != self._pod_monitors:
-                log.info("the cluster has %s now: ending, to begin anew with that", _kinds(there))
+                log.info("the cluster has %s now: beginning anew with that", _kinds(there))
                 raise OtherKinds
 
 
@@ -246,8 +250,9 @@ def _kinds(pod_monitors: bool) -> str:
     return "PodMonitors" if pod_monitors else "no PodMonitors"
 
 
-async def serve(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises LeaseLost in a group, ApiError without an API server, OSError for a port."""
+async def serve(settings: Settings) -> bool:
+    """Until SIGTERM or SIGINT, or True: until it is to begin anew. Raises LeaseLost in a group, ApiError without an API
+    server, OSError for a port."""
     loop = asyncio.get_running_loop()
     metrics = OperatorMetrics()
     elector: LeaderElector | None = None
@@ -266,26 +271,29 @@ async def serve(settings: Settings) -> None:
     try:
         pod_monitors = await has_pod_monitors(kube, settings.namespaces)
         operator = Operator(settings, kube, workers, build_status, metrics, elector, pod_monitors=pod_monitors)
-        await _live(settings, operator, HealthServer(settings.host, settings.port, metrics, operator.alive))
+        return await _live(settings, operator, HealthServer(settings.host, settings.port, metrics, operator.alive))
     finally:
         await workers.close()
         await kube.close()
 
 
-async def _live(settings: Settings, operator: Operator, health: HealthServer) -> None:
+async def _live(settings: Settings, operator: Operator, health: HealthServer) -> bool:
     await health.start()
     running = asyncio.create_task(operator.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     where = ", ".join(settings.namespaces) or "all namespaces"
     log.info("operator %s %s serves %s; health at port %d", VERSION, settings.identity, where, health.port)
+    anew = False
     try:
-        await running
-        log.info("stopped")
+        anew = await running
+        if not anew:
+            log.info("stopped")
     except asyncio.CancelledError:
         log.info("stopped while standing by")
     finally:
         await health.close()
+    return anew
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -295,7 +303,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
-        asyncio.run(serve(settings))
+        # Anew in the same process: each replica finds other kinds by itself, and a Deployment whose pods all restart
+        # within a minute looks like one that crashes.
+        while asyncio.run(serve(settings)):
+            pass
     except* (LeaseLost, ApiError, OSError) as group:
         for error in group.exceptions:
             print(f"forebay-operator: {error}", file=sys.stderr)  # noqa: T201

@@ -26,7 +26,7 @@ TIMES = LeaseTimes(duration=1.5, renew_deadline=1.0, retry=0.1)
 @dataclass
 class Running:
     operator: Operator
-    task: asyncio.Task[None]
+    task: asyncio.Task[bool]
 
 
 @asynccontextmanager

@@ -26,15 +26,26 @@ main()
 """The command as a user who has a number and no name, as in an image."""
 
 
+IMPATIENT = """
+import functools
+from forebay_operator import main
+main.Settings = functools.partial(main.Settings, kinds_every=0.2)
+main.main()
+"""
+"""The command, which looks for optional kinds five times a second."""
+
+
 @asynccontextmanager
-async def process(folder: Path, url: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    folder: Path, url: str, *arguments: str, code: str = NAMELESS
+) -> AsyncIterator[asyncio.subprocess.Process]:
     config = folder / "kubeconfig"
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     config.write_text(json.dumps({
         "apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context],
         "clusters": [{"name": "c", "cluster": {"server": url}}], "users": [{"name": "u", "user": {"token": "none"}}],
     }))  # fmt: skip
-    words = ["-c", NAMELESS, "--operator-namespace=forebay", "--host=127.0.0.1", "--port=0", *arguments]
+    words = ["-c", code, "--operator-namespace=forebay", "--host=127.0.0.1", "--port=0", *arguments]
     names = ("LOGNAME", "USER", "LNAME", "USERNAME")
     environment = {**{k: v for k, v in os.environ.items() if k not in names}, "KUBECONFIG": str(config)}
     started = await asyncio.create_subprocess_exec(
@@ -83,3 +94,26 @@ async def test_without_an_api_server_it_says_so(tmp_path: Path) -> None:
         _, said = await asyncio.wait_for(running.communicate(), 60)
     assert running.returncode == 1
     assert said.decode().splitlines()[-1].startswith("forebay-operator: list PodMonitor")
+
+
+async def test_other_kinds_take_no_other_process(api: FakeApi, tmp_path: Path) -> None:
+    """Prometheus' operator comes: each replica of ours begins anew, and no pod of it restarts."""
+    cluster = FakeCluster(api)
+    api.on_write = cluster.control
+    api.missing.add("podmonitors")
+    api.put(simulated_model(1, 1))
+
+    async with process(tmp_path, api.url, code=IMPATIENT) as running:
+        await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 1}, "the model served", 30)
+        assert not api.all("podmonitors")
+        first = holder(api)
+        api.missing.discard("podmonitors")
+        await eventually(lambda: bool(api.all("podmonitors")), "a PodMonitor", 30)
+        assert running.returncode is None
+        assert holder(api) == first, "the same process leads"
+        running.send_signal(signal.SIGTERM)
+        _, words = await asyncio.wait_for(running.communicate(), 20)
+    assert running.returncode == 0, words.decode()
+    assert b"Traceback" not in words
+    assert words.count(b"beginning anew") == 1
+    assert holder(api) == ""

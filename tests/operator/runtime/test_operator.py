@@ -234,7 +234,7 @@ async def test_pod_monitors_are_used_where_there_are_any(api: FakeApi, kube: Kub
 
 @pytest.mark.parametrize("there", [True, False])
 async def test_it_begins_anew_when_the_cluster_has_other_kinds(api: FakeApi, cluster: FakeCluster, there: bool) -> None:
-    """Prometheus' operator comes, or goes: the process ends, its Lease free, and the next one knows."""
+    """Prometheus' operator comes, or goes: it ends, its Lease free, and the next one knows."""
 
     def change(now: bool) -> None:
         (api.missing.discard if now else api.missing.add)("podmonitors")
@@ -250,7 +250,7 @@ async def test_it_begins_anew_when_the_cluster_has_other_kinds(api: FakeApi, clu
         # Nothing has changed so far, and it goes on.
         assert not first.task.done()
         change(there)
-        await asyncio.wait_for(first.task, 10)
+        assert await asyncio.wait_for(first.task, 10), "it asks for another beginning"
     lease = api.find("leases", "forebay-operator", "forebay")
     assert not (lease or {})["spec"].get("holderIdentity")
     if not there:
