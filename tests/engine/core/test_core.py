@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from forebay_engine.core import reservations
 from forebay_engine.core.handle import CoreDied
 from forebay_engine.errors import ModelError
 from forebay_engine.executor.simulated import SimulatedExecutor
@@ -199,7 +200,7 @@ async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypat
 
         async def follow(request, blocks, pulled):
             landing.extend(blocks)
-            pulled(source.engine_id, source.epoch, 2)
+            pulled(source.engine_id, source.epoch, 2, 4)
             reading.set()
             try:
                 await asyncio.Event().wait()
@@ -211,6 +212,7 @@ async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypat
             return PullResult(False, "planted", 0, 0.0)
 
         landing: list[int] = []
+        monkeypatch.setattr(reservations, "LAND_SECONDS", 0.05)
         monkeypatch.setattr(core._service, "follow", follow)
         monkeypatch.setattr(core._service, "pull", pull)
         reserve = ReserveRequest("ahead", "127.0.0.1", 1, prompt_tokens=len(PROMPT), ttl_seconds=30)
@@ -228,6 +230,77 @@ async def test_a_reservation_whose_reading_ahead_got_stuck_is_not_used(monkeypat
 
         await until(free, "its four blocks are set aside", 5)
         read.over = True
+        await idle(core)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_read_ahead_that_is_under_way_lands_before_the_pull(monkeypatch, fails):
+    """Given up, its blocks would cross the network twice."""
+    async with running("local") as core:
+        reading, may_land = asyncio.Event(), asyncio.Event()
+        source = PullSource("p", "ahead", "127.0.0.1", 1, [7, 8, 9, 5], len(PROMPT), 1, core.info.compat_hash, 30.0)
+        asked: list[list[int]] = []
+
+        async def follow(request, blocks, pulled):
+            pulled(source.engine_id, source.epoch, 1, 3)
+            reading.set()
+            await may_land.wait()
+            if not fails:
+                pulled(source.engine_id, source.epoch, 3, 3)
+
+        async def pull(source, remote_blocks, local_blocks):
+            asked.append(list(remote_blocks))
+            return PullResult(False, "planted", 0, 0.0)
+
+        monkeypatch.setattr(reservations, "LAND_SECONDS", 600.0)
+        monkeypatch.setattr(core._service, "follow", follow)
+        monkeypatch.setattr(core._service, "pull", pull)
+        reserve = ReserveRequest("ahead", "127.0.0.1", 1, prompt_tokens=len(PROMPT), ttl_seconds=30)
+        assert (await core.reserve(reserve)).admitted
+        await reading.wait()
+        expected = expected_tokens(PROMPT, 20)
+        request = EngineRequest("ahead", PROMPT, GREEDY, output_ids=expected[:1], pull=source)
+        leg = asyncio.create_task(collect(core, request))
+
+        async def settling() -> bool:
+            return bool(core._reservations._ending)
+
+        await until(settling, "the decode leg has come", 5)
+        may_land.set()
+        tokens, _ = await asyncio.wait_for(leg, 30)
+        assert tokens == expected[1:]
+        assert asked == [source.block_ids[1 if fails else 3 :]]
+        await idle(core)
+
+
+async def test_a_decode_leg_given_up_waits_for_no_read_ahead(monkeypatch):
+    async with running("local") as core:
+        reading, given_up = asyncio.Event(), asyncio.Event()
+        source = PullSource("p", "ahead", "127.0.0.1", 1, [0, 1, 2, 3], len(PROMPT), 1, core.info.compat_hash, 30.0)
+
+        async def follow(request, blocks, pulled):
+            pulled(source.engine_id, source.epoch, 0, 3)
+            reading.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+
+        monkeypatch.setattr(reservations, "LAND_SECONDS", 600.0)
+        monkeypatch.setattr(core._service, "follow", follow)
+        reserve = ReserveRequest("ahead", "127.0.0.1", 1, prompt_tokens=len(PROMPT), ttl_seconds=30)
+        assert (await core.reserve(reserve)).admitted
+        await reading.wait()
+        leg = asyncio.create_task(collect(core, EngineRequest("ahead", PROMPT, GREEDY, output_ids=[1], pull=source)))
+
+        async def settling() -> bool:
+            return bool(core._reservations._ending)
+
+        await until(settling, "the decode leg has come", 5)
+        assert not given_up.is_set()
+        leg.cancel()
+        await asyncio.wait_for(given_up.wait(), 10)
+        await asyncio.gather(leg, return_exceptions=True)
         await idle(core)
 
 

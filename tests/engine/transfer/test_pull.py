@@ -433,7 +433,7 @@ async def _follow(reader: Reader, owner: Owner, local: list[int], ttl: float = 1
     reserve = ReserveRequest(
         request_id="r", prefill_host="127.0.0.1", prefill_port=owner.port, prompt_tokens=64, ttl_seconds=ttl
     )
-    await reader.service.follow(reserve, local, lambda _, epoch, count: seen.append((epoch, count)))
+    await reader.service.follow(reserve, local, lambda _, epoch, count, coming: seen.append((epoch, count)))
     return seen
 
 
@@ -476,7 +476,7 @@ async def test_a_preempted_prefill_voids_what_was_read_ahead(
         request_id="r", prefill_host="127.0.0.1", prefill_port=owner.port, prompt_tokens=64, ttl_seconds=10
     )
     following = asyncio.create_task(
-        reader.service.follow(reserve, [10, 11, 12], lambda _, epoch, count: seen.append((epoch, count)))
+        reader.service.follow(reserve, [10, 11, 12], lambda _, epoch, count, coming: seen.append((epoch, count)))
     )
     await until(lambda: bool(seen) and seen[-1][1] == 2, "two blocks are read")
     first_epoch = seen[-1][0]

@@ -121,17 +121,17 @@ class LocalCore:
         self._sink = sink
 
     async def _prepare(self, request: EngineRequest) -> EngineRequest:
-        """Settle what was pulled ahead, and start the heartbeats: the lease must outlive our own queue."""
+        """Start the heartbeats, for the lease must outlive our own queue, and settle what was pulled ahead."""
         source = request.pull
+        ours = source is not None and source.engine_id == self._parts.info.engine_id
+        if source is not None and not ours:
+            # First: the lease's end is reckoned from now, and settling may wait for a read.
+            self._service.track(source)
         await self._reservations.settle(request.request_id, source)
-        if source is None:
-            return request
-        if source.engine_id == self._parts.info.engine_id:
+        if source is not None and ours:
             # The blocks are our own: give the lease back and find them again through the prefix cache.
             self._service.complete(LeaseRef(request_id=source.request_id, epoch=source.epoch))
             request.pull = None
-            return request
-        self._service.track(source)
         return request
 
     def abort(self, request_id: str) -> None:

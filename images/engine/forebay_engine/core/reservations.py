@@ -21,6 +21,11 @@ REPLY_SECONDS = 1.0
 
 RETRY_SECONDS = 1.0
 
+LAND_SECONDS = 1.0
+"""How long a decode leg waits for a read ahead that is under way when it comes. Given up, its blocks would cross the
+network twice, and over TCP the second read waits for the first one's answer anyway. A peer that hangs costs this much
+before the pull finds out."""
+
 
 @dataclass(slots=True, eq=False)
 class Reservation:
@@ -30,6 +35,9 @@ class Reservation:
 
     pulled: int = 0
     """The first so many blocks were."""
+
+    landed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no read is under way."""
 
     unsettled: UnsettledRead | None = None
     """A read that may still land in its blocks."""
@@ -79,12 +87,17 @@ class Reservations:
     async def _follow(self, request: ReserveRequest, blocks: list[int], reservation: Reservation) -> None:
         """Pull finished chunks, then wait for the decode leg; at the end of its time the reservation goes."""
 
-        def pulled(engine_id: str, epoch: int, count: int) -> None:
+        def pulled(engine_id: str, epoch: int, count: int, coming: int) -> None:
             reservation.lease, reservation.pulled = (engine_id, epoch), count
+            if coming > count:
+                reservation.landed.clear()
+            else:
+                reservation.landed.set()
 
         try:
             async with asyncio.timeout(request.ttl_seconds):
                 await self._service.follow(request, blocks, pulled)
+                reservation.landed.set()  # also when its last read failed
                 await asyncio.Event().wait()
         except TimeoutError:
             log.info("request %s: no decode leg in %.0f s, reservation ends", request.request_id, request.ttl_seconds)
@@ -123,10 +136,13 @@ class Reservations:
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
+            reservation.following.cancel()  # nobody waits for what it reads any more
             ending.add_done_callback(lambda _: self._send(ReleaseReservation(request_id)))
             raise
 
     async def _end(self, request_id: str, reservation: Reservation, source: PullSource | None) -> None:
+        if source is not None and reservation.lease == (source.engine_id, source.epoch):
+            await _landed(reservation)
         reservation.following.cancel()
         await asyncio.gather(reservation.following, return_exceptions=True)
         if source is None or reservation.unsettled is not None:
@@ -137,6 +153,15 @@ class Reservations:
     async def close(self) -> None:
         for request_id in list(self._kept):
             await self.release(request_id)
+
+
+async def _landed(reservation: Reservation) -> None:
+    """Until no read is under way, or the following has ended, or LAND_SECONDS have passed."""
+    if reservation.landed.is_set():
+        return
+    landing = asyncio.create_task(reservation.landed.wait())
+    await asyncio.wait((landing, reservation.following), timeout=LAND_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    landing.cancel()
 
 
 def _on_loop(

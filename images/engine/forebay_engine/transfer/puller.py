@@ -28,6 +28,10 @@ MAX_RELEASES = 1024
 """Owners still to be told; beyond it a lease runs out by itself."""
 
 
+OnProgress = Callable[[str, int, int, int], None]
+"""Engine id, epoch, blocks read, and blocks read once the read that is under way has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class PullResult:
     ok: bool
@@ -179,9 +183,7 @@ class Puller:
         await asyncio.sleep(0)  # a release may be due in this turn of the loop
         await asyncio.gather(*self._releases)
 
-    async def follow(
-        self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[str, int, int], None]
-    ) -> None:
+    async def follow(self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: OnProgress) -> None:
         try:
             await self._follow(reserve, local_blocks, on_progress, self._clock() + reserve.ttl_seconds)
         except TransferError as error:
@@ -194,7 +196,7 @@ class Puller:
         self,
         reserve: ReserveRequest,
         local_blocks: Sequence[int],
-        on_progress: Callable[[str, int, int], None],
+        on_progress: OnProgress,
         deadline: float,
     ) -> None:
         host, port = reserve.prefill_host, reserve.prefill_port
@@ -216,14 +218,15 @@ class Puller:
             seen = True
             if news.epoch != epoch:
                 epoch, count = news.epoch, 0
-                on_progress(engine_id, epoch, 0)
+                on_progress(engine_id, epoch, 0, 0)
             # The last block of a lease may be partly filled: that one is pull()'s.
             full = len(news.block_ids) if news.state == "running" else news.num_tokens // block_size
             ready = min(full, len(local_blocks))
             if ready > count:
+                on_progress(engine_id, epoch, count, ready)
                 await self._read_ahead(engine_id, news.block_ids[count:ready], local_blocks[count:ready], deadline)
                 count = ready
-                on_progress(engine_id, epoch, count)
+                on_progress(engine_id, epoch, count, count)
             if news.state == "leased":
                 return
 

@@ -25,7 +25,7 @@ from forebay_engine.transfer.identity import Identity, TransferCounters
 from forebay_engine.transfer.lease_keeper import LeaseKeeper, margin
 from forebay_engine.transfer.owner import Owner
 from forebay_engine.transfer.peers import PeerClient
-from forebay_engine.transfer.puller import Puller, PullResult
+from forebay_engine.transfer.puller import OnProgress, Puller, PullResult
 from forebay_engine.types import PullSource
 from forebay_wire.messages import (
     CompleteResponse,
@@ -168,15 +168,14 @@ class TransferService:
         """
         return await self._puller.pull(source, remote_blocks, local_blocks)
 
-    async def follow(
-        self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: Callable[[str, int, int], None]
-    ) -> None:
+    async def follow(self, reserve: ReserveRequest, local_blocks: Sequence[int], on_progress: OnProgress) -> None:
         """Pull a running prefill's full blocks as they are finished: the owner's block i into local_blocks[i].
 
-        `on_progress(engine id, epoch, count)`: the first `count` local blocks hold KV read there under that epoch; a
-        new epoch begins with count 0. What was read counts only if the lease that pull() confirms later is of the same
-        engine and epoch (epochs are unique within one engine only). Returns when
-        the prefill is leased, gone, out of time (ttl_seconds) or a read failed; when cancelled, after its read is over.
+        `on_progress(engine id, epoch, count, coming)`: the first `count` local blocks hold KV read there under that
+        epoch, and the first `coming` will once the read that has begun is over; a new epoch begins with 0. What was
+        read counts only if the lease that pull() confirms later is of the same engine and epoch (epochs are unique
+        within one engine only). Returns when the prefill is leased, gone, out of time (ttl_seconds) or a read failed;
+        when cancelled, after its read is over.
         Raises only an unsettled TransferError: the local blocks must not be used before that is over.
         """
         await self._puller.follow(reserve, local_blocks, on_progress)
