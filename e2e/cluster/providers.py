@@ -22,6 +22,7 @@ CLUSTER_VARIABLE: Final = "FOREBAY_E2E_CLUSTER"
 KEEP: Final = "FOREBAY_E2E_KEEP"
 """Leave the cluster up at the end, and use one that is up."""
 
+GIVEN: Final = "given"
 KIND_NAME: Final = "forebay-e2e"
 TWO_NODES: Final = "two nodes built here"
 _KIND_CONFIG: Final = """\
@@ -42,6 +43,11 @@ class Cluster:
     def built_here(self) -> bool:
         """Its processes are this machine's, for a test to stop or kill."""
         return self.provider == TWO_NODES
+
+    @property
+    def lent(self) -> bool:
+        """It was there before, and is to be left as it was."""
+        return self.provider == GIVEN
 
 
 class Provider(Protocol):
@@ -85,7 +91,7 @@ def _make_tools() -> None:
 
 @dataclass
 class Given:
-    name: str = "given"
+    name: str = GIVEN
 
     def unfit(self) -> str | None:
         if not os.environ.get(KUBECONFIG):
@@ -95,7 +101,8 @@ class Given:
     def changes(self) -> str:
         return (
             f"The cluster of {os.environ[KUBECONFIG]} gets the namespaces forebay-system and forebay-e2e, the CRD, the "
-            f"chart, and labels and nvidia.com/gpu on two nodes. It must have two schedulable nodes and reach the "
+            f"chart, and labels and nvidia.com/gpu on two nodes, one of which is cordoned for a minute; all of it "
+            f"goes at the end. It must have two schedulable nodes without GPUs, no Forebay, and reach the "
             f"images {os.environ.get(IMAGE_PREFIX, '')}forebay-*:e2e ({IMAGE_PREFIX} is put before the name)."
         )
 

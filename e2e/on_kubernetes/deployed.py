@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -10,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from e2e.cluster.providers import Cluster, tool
+from e2e.cluster.providers import KEEP, Cluster, tool
 from e2e.cluster.shell import CommandFailed, run
-from e2e.on_kubernetes import client
+from e2e.on_kubernetes import client, lent
 
 REPOSITORY: Final = Path(__file__).parents[2]
 OPERATOR_NAMESPACE: Final = "forebay-system"
 NAMESPACE: Final = "forebay-e2e"
+_NAMESPACES: Final = (OPERATOR_NAMESPACE, NAMESPACE)
 RELEASE: Final = "forebay"
 GPUS: Final = 8
 """Of each node."""
@@ -48,6 +50,9 @@ class Deployed:
     proxy_url: str = ""
     """The API server without its TLS and credentials, on loopback."""
 
+    _begun: bool = False
+    """Something may have been changed."""
+
     def kubectl(self, *words: object, seconds: float = 60.0, stdin: str | None = None, check: bool = True) -> str:
         """Its output. Raises CommandFailed."""
         command = (tool("kubectl"), f"--kubeconfig={self.cluster.kubeconfig}", *words)
@@ -64,15 +69,17 @@ class Deployed:
         return f"{self.proxy_url}/api/v1/namespaces/{NAMESPACE}/pods/{CLIENT}:{client.PORT}/proxy{path}"
 
     def start(self) -> None:
-        """Raises CommandFailed, AssertionError."""
+        """Raises CommandFailed, AssertionError, Occupied."""
+        if self.cluster.lent:
+            lent.check(self.kubectl, _NAMESPACES)
+        self._begun = True
         self._prepare_nodes()
-        if self.cluster.built_here:
+        if self.cluster.built_here or self.cluster.lent:
             # What an earlier run, perhaps killed, left on a kept cluster: models, and an operator scaled to nothing.
-            self.kubectl("-n", NAMESPACE, "delete", "dm", "--all", check=False, seconds=180)
-            self.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found", "--wait")
-        for name in (OPERATOR_NAMESPACE, NAMESPACE):
+            self._clear()
+        for name in _NAMESPACES:
             # The level that the docs promise to work under.
-            labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+            labels = {"pod-security.kubernetes.io/enforce": "restricted", lent.MARK: "true"}
             self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
         self._start_client()
         started = time.monotonic()
@@ -85,6 +92,8 @@ class Deployed:
             "routerImage": images["forebay-router"],
             # Small nodes are shared with all of the suite.
             "resources.requests.cpu": "50m",
+            # Nothing of it stays on somebody's cluster.
+            "crds.keep": "false" if self.cluster.lent else "true",
         }
         self.helm(
             *("upgrade", "--install", RELEASE, REPOSITORY / "charts" / "forebay", "--namespace", OPERATOR_NAMESPACE),
@@ -96,21 +105,33 @@ class Deployed:
         self._start_proxy()
 
     def stop(self) -> None:
+        """Raises CommandFailed: a lent cluster could not be put back."""
         if self._proxy is not None:
             self._proxy.kill()
             self._proxy.wait()
+        if self._begun and self.cluster.lent and not os.environ.get(KEEP):
+            self._clear()
+            lent.give_back(self.kubectl, POOL_LABEL, _NAMESPACES)
+
+    def _clear(self) -> None:
+        self.kubectl("-n", NAMESPACE, "delete", "dm", "--all", check=False, seconds=180)
+        self.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found", "--wait")
 
     def _prepare_nodes(self) -> None:
         if self.cluster.built_here:
             self.kubectl("uncordon", "--selector=kubernetes.io/hostname")
         listed = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
-        usable = [
-            node["metadata"]["name"]
-            for node in listed
-            if not any(taint["effect"] != "PreferNoSchedule" for taint in node["spec"].get("taints", []))
-        ]
-        assert len(usable) >= 2, f"two schedulable nodes are needed; there are {usable}"
+        usable = lent.usable(listed)
+        if not self.cluster.lent:
+            usable = [node["metadata"]["name"] for node in listed if not lent.tainted(node)]
+        assert len(usable) >= 2, (
+            f"two schedulable nodes are needed (of a given cluster: that have no {lent.GPU}); there are {usable}"
+        )
         self.nodes = (usable[0], usable[1])
+        if self.cluster.lent:
+            for node in listed:
+                if node["metadata"]["name"] in self.nodes:
+                    lent.take(self.kubectl, node, POOL_LABEL)
         for name, pool in zip(self.nodes, ("prefill", "decode"), strict=True):
             self.kubectl("label", "--overwrite", "node", name, f"{POOL_LABEL}={pool}")
             gpus = {"nvidia.com/gpu": str(GPUS)}

@@ -74,9 +74,11 @@ async def roll_out(scene: Scene, prefill: int, decode: int, *, gpus: int, revisi
 async def drain(scene: Scene, node: str, prefill: int, decode: int) -> None:
     """`kubectl drain` of a node, and `uncordon`."""
     kubectl = scene.deployed.kubectl
+    # Others' pods on a lent cluster stay where they are.
+    chosen = labels.MODEL if scene.deployed.cluster.lent else _NEEDED_HERE
     words = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={DRAIN_SECONDS}s")
     try:
-        await asyncio.to_thread(lambda: kubectl(*words, f"--pod-selector={_NEEDED_HERE}", seconds=DRAIN_SECONDS + 20.0))
+        await asyncio.to_thread(lambda: kubectl(*words, f"--pod-selector={chosen}", seconds=DRAIN_SECONDS + 20.0))
         there = [pod for pod in [*await scene.site.pods(), *await scene.site.routers()] if _on(pod, node)]
         assert there == []
         await scene.serves(prefill, decode)
