@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import date
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
@@ -63,6 +64,9 @@ spec:
   drain: {timeoutSeconds: 600, policy: Finish}
   rollout: {maxUnavailable: 1, maxSurge: 0}
 """
+
+# A map that holds itself.
+ENDLESS = yaml.safe_dump(MINIMAL).replace("  prefill:\n", "  prefill:\n    podTemplate: &a {spec: *a}\n")
 
 
 def with_changes(changes: dict[str, Any]) -> dict[str, Any]:
@@ -161,9 +165,14 @@ def test_there_are_examples() -> None:
         ({"scaling.mode": "auto"}, "did you mean Auto?"),
         ({"scaling.metrics.source": "Prometheus"}, "url goes with source: Prometheus, and only with it"),
         ({"transfer.timeoutSeconds": 26}, "spec.transfer.timeoutSeconds: is 26; must be at most 25"),
+        ({"transfer.required": "yes"}, 'spec.transfer.required: is "yes"; must be true or false, not quoted'),
         ({"transfer.required": True}, "spec.transfer: required: true needs a named transport; set transport to RDMA,"),
         ({"rollout.maxUnavailable": 0}, "spec.rollout: maxUnavailable and maxSurge are both 0"),
         ({"prefill.podTemplate": {"spec": {"x": 1.5}}}, "spec.x is the float 1.5; write it as an integer, or quoted"),
+        ({"prefill.podTemplate": {"spec": {1: "x"}}}, "spec has the key 1, which is no string; quote it"),
+        ({"prefill.podTemplate": {"spec": {"x": date(2026, 1, 1)}}}, "is a date, which JSON does not have; quote it"),
+        ({"prefill.podTemplate": {"spec": "x"}}, "spec.prefill.podTemplate: spec must be a map of fields"),
+        ({"prefill.podTemplate": {"metadata": {"labels": ["x"]}}}, "metadata.labels must be a map of strings"),
         ({"prefill.podTemplate": {"metadata": {"annotations": {"a": "x" * 40000}}}}, "bytes as JSON; at most 32768"),
         (
             {"prefill.podTemplate": {"containers": []}},
@@ -218,6 +227,8 @@ def test_every_problem_is_listed_with_its_line() -> None:
         ("kind: DisaggregatedModel\n---\nkind: DisaggregatedModel", "it holds 2 of them"),
         ("kind: DisaggregatedModel\nmetadata: &a {x: *a}", "apiVersion: is missing"),
         ("a: !!python/object:os.system {}", "is not valid YAML"),
+        ("a: 2026-13-45", "is not valid YAML: month must be in 1..12"),
+        (ENDLESS, "refers to itself through a YAML alias"),
         ("x" * (MAX_BYTES + 1), f"bytes; at most {MAX_BYTES}"),
     ],
 )
@@ -296,6 +307,8 @@ def test_sources(text: str, source: ModelSource) -> None:
         "cache://",
         "cache://A",
         "cache://a/b",
+        "image://",
+        "image://a b",
     ],
 )
 def test_what_is_no_source(text: str) -> None:
