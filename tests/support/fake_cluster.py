@@ -106,7 +106,12 @@ class FakeCluster:
         return self.places is None or sum("nodeName" in pod["spec"] for pod in self.workers()) < self.places
 
     def _staying(self, replica_set: Object) -> list[Object]:
-        return [p for p in self.pods(replica_set["metadata"]["uid"]) if not p["metadata"].get("deletionTimestamp")]
+        """What a ReplicaSet counts: neither pods that leave nor those that have ended."""
+        return [
+            p
+            for p in self.pods(replica_set["metadata"]["uid"])
+            if not p["metadata"].get("deletionTimestamp") and p["status"].get("phase") not in ("Failed", "Succeeded")
+        ]
 
     def pods(self, replica_set: str | None = None, **marks: str) -> list[Object]:
         return [
@@ -157,6 +162,14 @@ class FakeCluster:
             self.api.put(marked)
         else:
             self.api.remove("pods", name)
+
+    def evict(self, name: str) -> None:
+        """As a kubelet does that runs out of memory: the pod ends and stays, as Failed, and another one is made."""
+        pod = clone(self.api.find("pods", name))
+        conditions = [{"type": "Ready", "status": "False"}]
+        pod["status"] = {**pod["status"], "phase": "Failed", "reason": "Evicted", "conditions": conditions}
+        self.api.put(pod)
+        self.control()
 
     def _order(self, pod: Object) -> tuple[bool, int, int]:
         """A ReplicaSet's: NotReady first, then the cheapest, then the youngest."""

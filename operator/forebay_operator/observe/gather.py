@@ -83,7 +83,9 @@ class Gatherer:
         )
         ours = objects.controlled_by(deployments, [meta["uid"]])
         sets = objects.controlled_by(replica_sets, [obj["metadata"]["uid"] for obj in ours])
-        mine = objects.controlled_by(pods, [obj["metadata"]["uid"] for obj in sets])
+        controlled = objects.controlled_by(pods, [obj["metadata"]["uid"] for obj in sets])
+        # Of one that has ended a ReplicaSet has made another: as a victim it would cost a worker that nobody drained.
+        mine = [pod for pod in controlled if not objects.has_ended(pod)]
         workers = [(pod, pool) for pod in mine if (pool := objects.pool_of(pod)) is not None]
         routers = [pod for pod in mine if objects.pool_of(pod) is None]
         ready = [pod for pod in routers if objects.is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]

@@ -51,6 +51,11 @@ def is_ready(pod: Object) -> bool:
     return condition(pod, "Ready").get("status") == "True"
 
 
+def has_ended(pod: Object) -> bool:
+    """Evicted, refused by its kubelet, or run to an end: the object stays, and no controller counts it."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
 def pod_view(pod: Object, pool: Pool, load: LoadReport | None = None, age: float | None = None) -> PodView:
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     marks = meta.get("labels") or {}

@@ -16,7 +16,8 @@ from forebay_wire.load import LoadReport
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A worker pod. Pods of another owner with the same labels are no part of an Observation."""
+    """A worker pod. Pods of another owner with the same labels are no part of an Observation, nor are those that have
+    ended."""
 
     name: str
     pool: Pool
@@ -32,7 +33,7 @@ class PodView:
 
     ip: str | None = None
     phase: str = "Pending"
-    """Pending, Running, Succeeded, Failed or Unknown, as Kubernetes says it."""
+    """Pending, Running or Unknown, as Kubernetes says it."""
 
     ready: bool = False
     """Of the Ready condition: its readiness probe answers."""
