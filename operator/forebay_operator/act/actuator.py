@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from forebay_operator.act.apply import Applier, ForeignObject, Owner, key_of, owned
+from forebay_operator.act.apply import Applier, Owner, check_owned, key_of, owned
 from forebay_operator.act.roles import RoleChange
 from forebay_operator.api import labels
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
@@ -56,11 +56,7 @@ class Actuator:
             self._applier.cache.drop(key_of(owned(secret, owner)))
             await self._applier.apply(secret, owner)
         else:
-            if not owner.owns(held):
-                if owner.preceded(held):
-                    # Let apply say so: it is waited for, not adopted.
-                    await self._applier.apply(token_secret(model, b"0" * TOKEN_BYTES), owner)
-                raise ForeignObject({**held, "kind": SECRETS.kind})
+            check_owned({**held, "kind": SECRETS.kind}, owner)
             value = base64.b64decode(held.get("data", {}).get(KEY, "")).decode("ascii", "replace")
         self._tokens[owner.uid] = value
         self._checked[owner.uid] = now

@@ -89,6 +89,16 @@ class ForeignObject(Exception):
         super().__init__(f"{self.object} {self.remedy}")
 
 
+def check_owned(live: Mapping[str, Any], owner: Owner) -> None:
+    """Raises Conflict for a child of an earlier model of this name, which is waited for, else ForeignObject."""
+    if owner.owns(live):
+        return
+    if owner.preceded(live):
+        raise Conflict(f"apply {live['kind']} {live['metadata']['name']}", 409, "Collected",
+                       "it belongs to a deleted model of the same name and is about to go")  # fmt: skip
+    raise ForeignObject(live)
+
+
 Key = tuple[str, str, str, str]
 
 
@@ -187,11 +197,7 @@ class Applier:
     async def _change(
         self, resource: Resource, intent: Object, owner: Owner, live: Object, locked: str | None
     ) -> Applied:
-        if not owner.owns(live):
-            if owner.preceded(live):
-                raise Conflict(f"apply {live['kind']} {live['metadata']['name']}", 409, "Collected",
-                               "it belongs to a deleted model of the same name and is about to go")  # fmt: skip
-            raise ForeignObject(live)
+        check_owned(live, owner)
         taken = foreign_changes(intent, live)
         # The uid makes sure that what was checked is what is written.
         metadata = {**intent["metadata"], "uid": live["metadata"]["uid"]}

@@ -3,6 +3,7 @@ runs, and clears by itself."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +14,7 @@ import pytest
 from forebay_operator.queue import RetryAfter
 from support.fake_cluster import native_model
 from support.fake_cluster import simulated_model as model
-from support.fake_kube import Call, Object, Refused
+from support.fake_kube import Call, Object, Refused, clone
 from support.reconcile_bench import Bench
 
 NEW = {"type": "Simulated", "image": "engine:2", "kvCache": {"memory": "1Gi"}}
@@ -221,6 +222,31 @@ async def test_a_deleted_token_comes_back_with_its_value(bench: Bench) -> None:
     assert before is not None
     assert after is not None
     assert after["data"] == before["data"], "running pods know no other"
+
+
+async def test_the_token_of_a_model_made_anew_is_never_a_known_one(bench: Bench) -> None:
+    """The garbage collector takes the Secret of the deleted model between two reads of it."""
+    bench.put(model(1, 1))
+    await bench.rest()
+    old = clone(bench.api.find("secrets", "assistant-token"))
+    bench.api.remove("disaggregatedmodels", "assistant")
+    bench.api.put(old)
+    bench.put(model(1, 1))
+    reads = 0
+
+    def before(call: Call) -> None:
+        nonlocal reads
+        if call.verb == "get" and call.plural == "secrets":
+            reads += 1
+            if reads == 2:
+                bench.api.remove("secrets", "assistant-token")
+
+    bench.api.before = before
+    await bench.rest()
+    assert reads >= 2
+    token = base64.b64decode(clone(bench.api.find("secrets", "assistant-token"))["data"]["token"])
+    assert len(set(token)) > 4, token
+    assert token != base64.b64decode(old["data"]["token"])
 
 
 @pytest.mark.parametrize("status", [410, 429, 500])
