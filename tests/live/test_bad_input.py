@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from forebay_wire import headers, paths
+from forebay_wire.connections import MAX_BODY_BYTES
 from forebay_wire.transfer import KVTransferParams, sign
 from support.client import complete
 from support.cluster import TOKEN, Cluster, until
@@ -127,6 +128,21 @@ async def test_100_mb_body(cluster):
         pass  # the router may close while we still send
     answer = await complete(cluster.session, cluster.router.url, GOOD)
     assert answer.status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_the_largest_body_is_served_by_both_legs_and_one_byte_more_by_none(cluster, stream):
+    """A leg holds more than what the client sent: what it may have is the router's to say, not the workers'."""
+    body = {**GOOD, "stream": stream, "user": ""}
+    body["user"] = "x" * (MAX_BODY_BYTES - len(json.dumps(body).encode()))
+    for more, status in (0, 200), (1, 413):
+        data = json.dumps({**body, "user": body["user"] + "x" * more}).encode()
+        assert len(data) == MAX_BODY_BYTES + more
+        async with cluster.session.post(cluster.router.url + paths.COMPLETIONS, data=data) as response:
+            assert response.status == status, (await response.text())[:2000]
+            if status == 200:
+                assert (response.headers[headers.PREFILL], response.headers[headers.DECODE]) == ("p0", "d0")
+                assert '"finish_reason":"length"' in await response.text()
 
 
 async def test_half_sent_requests_and_idle_connections_disturb_nobody(cluster):

@@ -23,8 +23,9 @@ from forebay_router.discovery import Discovery, WorkersFileDiscovery
 from forebay_router.gear import CONVERTIBLE
 from forebay_router.pods import CREDENTIALS, ApiFailed, ApiServer, PodDiscovery
 from forebay_router.server import Listener
-from forebay_router.settings import MAX_BODY, MIB, RouterSettings
+from forebay_router.settings import MIB, RouterSettings
 from forebay_wire import VERSION
+from forebay_wire.connections import MAX_BODY_BYTES
 from forebay_wire.open_files import connections_that_fit
 from forebay_wire.secret import BadSecretFile, read_token
 
@@ -54,7 +55,7 @@ def _port(text: str) -> int:
 
 
 def _body_memory(text: str) -> int:
-    value, least = int(text), MAX_BODY // MIB
+    value, least = int(text), MAX_BODY_BYTES // MIB
     if not least <= value <= 1024 * 1024:
         raise argparse.ArgumentTypeError(f"{text} MiB is not in {least}..1048576: one body may have {least} MiB")
     return value

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay_router.gear import Convertible
+from forebay_wire.connections import MAX_BODY_BYTES
 
 MIB = 1024 * 1024
-MAX_BODY = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class RouterSettings:
     keepalive_timeout: float = 75.0
     drain_timeout: float = 600.0
     role_grace: float = 20.0
-    max_body: int = MAX_BODY
+    max_body: int = MAX_BODY_BYTES
     max_bodies: int = 512 * MIB
     """Of all request bodies held at a time. Connections times `max_body` would be 32 GB."""
 

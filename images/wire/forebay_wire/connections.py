@@ -20,6 +20,13 @@ MAX_HEADERS = 128
 LINGERING_SECONDS = 2.0
 """How long a body that was refused is read and dropped, so that its sender gets to see why."""
 
+MAX_BODY_BYTES = 8 * 1024 * 1024
+"""Of a client's request."""
+
+MAX_LEG_BYTES = 2 * MAX_BODY_BYTES
+"""Of a router's request to a worker: a client's body and what goes with it. The most of that are the ids of an answer
+so far: 8 bytes each, a million of them."""
+
 CONTINUE = "100-continue"
 _REFUSED = ApiError(503, "too many connections; try again later", code="too_many_connections").json()
 _REFUSAL = (

@@ -17,7 +17,7 @@ import pytest
 from engine.server.reports import read_reports
 from forebay_engine.core.handle import CoreDied, CoreStats
 from forebay_wire import headers, paths
-from forebay_wire.connections import ConnectionLimits
+from forebay_wire.connections import MAX_BODY_BYTES, MAX_LEG_BYTES, ConnectionLimits
 from support.fake_core import FakeCore
 
 TEXT = {"model": "sim", "prompt": "hi there", "seed": 3, "max_tokens": 6, "ignore_eos": True}
@@ -156,6 +156,16 @@ async def test_a_body_that_grows_too_large_is_cut_off(worker: Any) -> None:
         async with worker.session.post(worker.url + paths.COMPLETIONS, data=body()) as response:
             assert response.status == 413
     assert (await worker.post(paths.COMPLETIONS, TEXT))[0] == 200
+
+
+async def test_a_leg_may_be_larger_than_a_clients_body_by_what_the_router_adds(worker: Any) -> None:
+    text = {**TEXT, "user": "x" * MAX_BODY_BYTES}
+    continued = {"path": paths.COMPLETIONS, "request": text, "created": 1, "cached_tokens": 0, "output_ids": [65]}
+    for path, body in ((paths.COMPLETIONS, text), (paths.CONTINUE, {**continued, "prompt_tokens": None})):
+        assert (await worker.post(path, body, **worker.bearer))[0] == 200
+        assert (await worker.post(path, body))[0] == (413 if path == paths.COMPLETIONS else 401)
+    status, answer, _ = await worker.post(paths.COMPLETIONS, {**TEXT, "user": "x" * MAX_LEG_BYTES}, **worker.bearer)
+    assert (status, answer["error"]["code"]) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -178,6 +178,20 @@ async def test_close_waits_for_what_runs_cancels_what_is_queued_and_refuses_what
     await pool.close()
 
 
+async def test_close_says_what_hangs() -> None:
+    """NIXL never comes back from a call: who closes is told in time, since memory must not be freed under it."""
+    pool = ThreadPool(2, "test")
+    job = Job()
+    running = asyncio.create_task(pool.run(job))
+    await job.runs()
+    with pytest.raises(TransferError, match=r"1 of 1 threads of test are still in a call 0\.05 s after") as caught:
+        await asyncio.wait_for(pool.close(0.05), SECONDS)
+    assert caught.value.reason == "wedged"
+    job.release.set()
+    await asyncio.wait_for(running, SECONDS)
+    await pool.close(SECONDS)
+
+
 async def test_an_idle_thread_keeps_nothing_of_its_last_job_alive(pool: ThreadPool) -> None:
     class Blocks:
         def __call__(self) -> None: ...

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 WRITE_BUFFER_LIMIT = 64 * 1024 * 1024
 """Beyond this many unsent bytes the server is not reading any more; the core gives up rather than grow."""
 
+CLOSE_SECONDS = 4.0
+"""Less than the server gives its core (process.py): what hangs is said before it is killed."""
+
 
 class Child:
     def __init__(self, core: LocalCore, writer: asyncio.StreamWriter) -> None:
@@ -114,8 +117,24 @@ async def run(fd: int) -> int:
     while (body := await ipc.read_frame(reader)) is not None:
         if not child.handle(decode.decode(body)):
             break
-    await core.close()
+    if not await closed(core):
+        exit_now(1)  # at once: the event loop's own end would wait for what hangs
     return 0
+
+
+async def closed(core: LocalCore, seconds: float = CLOSE_SECONDS) -> bool:
+    """Close it. False, with the reason logged, when that fails or takes longer than `seconds`: a call of NIXL's hangs,
+    and who waits for it can't be cancelled, since it may still write to memory. The process must end with it.
+    """
+    closing = asyncio.ensure_future(core.close())
+    await asyncio.wait({closing}, timeout=seconds)
+    if not closing.done():
+        log.error("the KV transport did not end within %g s; leaving with a call under way", seconds)
+    elif (error := closing.exception()) is not None:
+        log.error("the KV transport did not end in order: %s", error)
+    else:
+        return True
+    return False
 
 
 def main() -> None:

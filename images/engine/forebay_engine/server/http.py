@@ -16,12 +16,11 @@ from forebay_engine.core.handle import CoreDied
 from forebay_engine.server.schema import refusal
 from forebay_engine.server.state import WorkerState
 from forebay_wire import headers, paths
-from forebay_wire.connections import ConnectionLimits
+from forebay_wire.connections import MAX_BODY_BYTES, MAX_LEG_BYTES, ConnectionLimits
 from forebay_wire.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_ROUTER_NAME = 128
 JSON = "application/json"
 STATE: web.AppKey[WorkerState] = web.AppKey("state", WorkerState)
@@ -43,8 +42,11 @@ def is_answer(request: web.Request) -> bool:
     return request.path.startswith("/v1/") or request.path == paths.CONTINUE
 
 
-async def read_body(request: web.Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body. Raises ApiError: 413 beyond `limit` bytes, the rest unread; 408 when it comes too slowly."""
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises ApiError: 413 beyond MAX_BODY_BYTES, the rest unread (MAX_LEG_BYTES from those that know
+    the secret: a leg holds more than the client sent); 408 when it comes too slowly."""
+    trusted = request.app[STATE].trusts(request.headers.get(headers.AUTHORIZATION))
+    limit = MAX_LEG_BYTES if trusted else MAX_BODY_BYTES
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
         raise ApiError(415, "content-encoding is not supported; send the body as it is")
     if request.content_length is not None and request.content_length > limit:

@@ -179,11 +179,15 @@ class WorkerState:
         self._ids += 1
         return f"{request_id}~{self._ids}"
 
+    def trusts(self, authorization: str | None) -> bool:
+        """Whether the header carries the secret, which routers and the other workers know."""
+        return self.secret is not None and hmac.compare_digest(headers.bearer(authorization) or b"", self.secret)
+
     def authorize(self, authorization: str | None) -> bytes:
         """The secret, when the header carries it as its bearer. Raises ApiError 401 or 403."""
         if self.secret is None:
             raise ApiError(403, "internal endpoints are closed; start the worker with --token-file", code="closed")
-        if not hmac.compare_digest(headers.bearer(authorization) or b"", self.secret):
+        if not self.trusts(authorization):
             raise ApiError(401, "a valid bearer token is required here", code="invalid_token")
         return self.secret
 

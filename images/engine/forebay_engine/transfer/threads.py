@@ -6,12 +6,17 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from forebay_engine.transfer.base import TransferError
 
 T = TypeVar("T")
+
+CLOSE_SECONDS = 3.0
+"""For calls under way to end once the pool is closed. Longer than SETTLE_SECONDS of shared memory (nixl_reads.py), less
+than a core has to leave (core/child.py)."""
 
 
 class _Call(Generic[T]):
@@ -89,8 +94,11 @@ class ThreadPool:
                 raise error from None
             raise
 
-    async def close(self) -> None:
-        """Cancels the calls that no thread has begun, and returns when those under way are over."""
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Cancels the calls that no thread has begun, and returns when those under way are over.
+
+        Raises TransferError after `seconds` when one is not: NIXL hangs inside it, and may still write to memory.
+        """
         self._closed = True
         with contextlib.suppress(queue.Empty):
             while True:
@@ -101,11 +109,19 @@ class ThreadPool:
         for _ in self._threads:
             self._calls.put(None)
 
-        def join() -> None:
+        def join() -> int:
+            end = time.monotonic() + seconds
             for thread in self._threads:
-                thread.join()
+                thread.join(max(0.0, end - time.monotonic()))
+            return sum(thread.is_alive() for thread in self._threads)
 
-        await asyncio.get_running_loop().run_in_executor(None, join)
+        hanging = await asyncio.get_running_loop().run_in_executor(None, join)
+        if hanging:
+            raise TransferError(
+                f"{hanging} of {len(self._threads)} threads of {self._name} are still in a call {seconds:g} s after "
+                "the end; what they read to must not be used any more",
+                reason="wedged",
+            )
 
     def _start(self) -> None:
         name = f"{self._name}-{len(self._threads)}"
