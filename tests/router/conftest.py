@@ -16,6 +16,7 @@ from forebay_router.app import Router
 from forebay_router.discovery import View
 from forebay_router.server import Listener
 from forebay_router.settings import RouterSettings
+from forebay_router.watchdog import LATE_SECONDS, TICK_SECONDS
 from router.fake_worker import MODEL, TOKEN, FakeWorker
 from support.cluster import until
 
@@ -34,6 +35,11 @@ class StaticDiscovery:
             on_view(await self._queue.get())
 
 
+PATIENCE = LATE_SECONDS + TICK_SECONDS + 0.05
+"""With less, the router takes a stand-still of this process, which the fake workers share, for one of a worker's: it
+makes allowance for a tick of its own that comes LATE_SECONDS late, no sooner."""
+
+
 def settings(**changes: Any) -> RouterSettings:
     values: dict[str, Any] = {
         "name": "router",
@@ -42,9 +48,9 @@ def settings(**changes: Any) -> RouterSettings:
         "workers_file": Path("unused"),
         "token": TOKEN.encode(),
         "served_name": MODEL,
-        "stall_timeout": 0.6,
-        "suspect_after": 0.4,
-        "suspect_stall": 0.4,
+        "stall_timeout": 1.0,
+        "suspect_after": PATIENCE,
+        "suspect_stall": PATIENCE,
         "prefill_timeout": 20.0,
         "reserve_timeout": 0.5,
         "request_timeout": 30.0,

@@ -124,8 +124,14 @@ class Owner:
         )
 
     def pause(self) -> None:
+        """Returns when each of its threads has stopped: one that still ran could answer a read."""
         self.reusable = False
         self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        end = time.monotonic() + START_SECONDS
+        while any(_state(task) not in "TtZX" for task in tasks.iterdir()):
+            assert time.monotonic() < end, "the owner process does not stop"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -184,3 +190,11 @@ class Reader:
             on_expired=self.expired.append,
             pull_timeout_seconds=pull_timeout,
         )
+
+
+def _state(task: Path) -> str:
+    """One letter, as in proc(5); X for a thread that is gone."""
+    try:
+        return (task / "stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
