@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 # Before anything imports Triton (transformers does): its kernels are tested in its interpreter, on CPU tensors.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -14,6 +15,16 @@ from hypothesis import settings
 # Seeded, so that a failure in CI is the same failure at home; no deadline, since machines may be busy.
 settings.register_profile("forebay", derandomize=True, deadline=None)
 settings.load_profile("forebay")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests found and have to say although they passed: `record_property("found", text)`."""
+    reports = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
+    said = [text for report in reports for name, text in report.user_properties if name == "found"]
+    if said:
+        terminalreporter.section("found")
+        for text in said:
+            terminalreporter.line(text)
 
 
 @pytest.fixture(scope="session")
