@@ -4,7 +4,8 @@ load alone.
 Each conversation is one client that takes turns: a system prompt that all share, then question and answer, again and
 again. All run at once. Simulated workers (one token a byte), no time but HTTP's. `cached_*`: share of the prompt tokens
 found in a prefill worker's cache. `over_one_worker` is the one to look at: near 1, four workers cache as well as one.
-`most_loaded`: the busiest prefill worker's computed tokens over the mean; 1 is even.
+`most_loaded`: the busiest prefill worker's computed tokens over the mean; 1 is even. With the instant model the worker
+that answers first becomes the home of what all begin with, so this one depends on how fast the first answer is.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay_engine import perf
 from forebay_engine.perf import PerfModel, load, names
 from forebay_engine.perf.fit import Sample, describe, errors, fit, read_splitwise
 from support.capacity import decode_capacity
@@ -107,6 +108,8 @@ def test_sources_are_told_apart() -> None:
     for name in ("h100-llama-70b", "a100-llama-70b"):
         assert load(name).source == "fitted"
         assert "MIT" in load(name).note
+    licence = Path(perf.__file__).with_name("models") / "LICENSE.splitwise-sim"
+    assert "Copyright (c) 2024 Pratyush Patel" in licence.read_text()
 
 
 def test_a_hand_off_takes_bytes_over_bandwidth() -> None:
