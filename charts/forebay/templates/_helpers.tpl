@@ -55,10 +55,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [list]
-# get too: nobody may give away a right (the router's Role) that they don't have.
+# Routers get the first two of them (each model's Role): nobody may give away a right that they don't have.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch]

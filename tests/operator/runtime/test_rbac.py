@@ -1,13 +1,18 @@
-"""The chart's rights of the operator are the verbs that it uses: no more, no less."""
+"""The rights of the operator (the chart) and of routers (their Roles) are the verbs they use: no more, no less."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import yaml
 
+from forebay_operator.build.rbac import router_role
+from forebay_router.discovery import View
+from forebay_router.pods import ApiServer, PodDiscovery
 from support.fake_cluster import FakeCluster, simulated_model
-from support.fake_kube import FakeApi, Object, Refused, eventually
+from support.fake_kube import Call, FakeApi, Object, Refused, eventually
+from support.manifests import make_model
 from support.operator_bench import operator
 
 INSTALL = Path(__file__).parents[3] / "charts" / "install.yaml"
@@ -17,7 +22,6 @@ Right = tuple[str, str, str]
 
 NOT_SEEN: dict[Right, str] = {
     ("serving.forebay.dev", "disaggregatedmodels/finalizers", "update"): "asked for by an admission plugin only",
-    ("", "pods", "get"): "the router's Role grants it, and nobody may give away what they don't have",
 }
 
 
@@ -93,6 +97,36 @@ async def test_rights_are_the_verbs_used(api: FakeApi) -> None:
     assert used(api) - granted() == set(), "used, but not granted"
     assert granted() - used(api) - set(NOT_SEEN) == set(), "granted, but not used"
     assert set(NOT_SEEN) <= granted(), "an exception that is none any more"
+
+
+async def test_routers_rights_are_the_verbs_used(api: FakeApi, tmp_path: Path) -> None:
+    """Through a relist: the router finds its workers, loses its watch, and finds them again."""
+    (tmp_path / "token").write_text("secret")
+    views: list[View] = []
+    discovery = PodDiscovery(ApiServer(api.url, tmp_path), "llm", "assistant", 20.0, backoff=(0.01, 0.05))
+    following = asyncio.create_task(discovery.run(views.append))
+
+    def watches() -> int:
+        return sum(call.verb == "watch" for call in api.calls)
+
+    try:
+        await eventually(lambda: watches() > 0, "the first watch")
+        seen, gone = watches(), [Refused(410, "Expired")]
+
+        def before(call: Call) -> None:
+            if call.verb == "watch" and gone:
+                raise gone.pop()
+
+        api.before = before
+        api.close_watches()
+        await eventually(lambda: not gone and watches() > seen + 1, "a watch after another list")
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    groups = {plural: resource.group for plural, resource in api._resources.items()}
+    asked = {(groups[call.plural], call.plural, call.verb) for call in api.calls}
+    (rule,) = router_role(make_model({}))["rules"]
+    assert {(g, r, v) for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]} == asked
 
 
 def test_the_fake_refuses() -> None:
