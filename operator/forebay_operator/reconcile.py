@@ -245,6 +245,7 @@ class Reconciler:
             seen,
             problems=(*self._problems.get(turn.key, ()), *seen.problems),
             limits=turn.limits,
+            wanted=turn.wanted,
             contested=self._children.contested(turn.key),
         )
         previous: Mapping[str, Any] = turn.status

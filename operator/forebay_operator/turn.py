@@ -24,6 +24,7 @@ from forebay_operator.goals import homes_of, pool_counts, pool_goals, resized_ta
 from forebay_operator.homes import Homes, pending_seconds
 from forebay_operator.kube import Object
 from forebay_operator.observe.gather import Gathered
+from forebay_operator.observe.objects import revision_of
 from forebay_operator.rescaler import learnt_starts
 
 
@@ -67,6 +68,11 @@ class Turn:
     def limits(self) -> tuple[str, ...]:
         """Why there are fewer workers than there are to be."""
         return (*self.plan.limits, *(undone.describe(pool) for pool, undone in self.placed.undone.items()))
+
+    @property
+    def wanted(self) -> Mapping[str, str]:
+        """Deployments of the spec, by name: the revision of each."""
+        return {child["metadata"]["name"]: revision_of(child) for child in self.built if child["kind"] == "Deployment"}
 
     def children(self, replicas: Mapping[str, int] | None = None) -> list[Object]:
         """As they are to be applied: with the counts that the plan says, or with `replicas`."""

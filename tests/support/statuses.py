@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -46,7 +47,8 @@ def pod(pool: Pool, index: int = 0, **values: Any) -> PodView:
 
 def deployment(pool: Pool | None, replicas: int = 1, **values: Any) -> DeploymentView:
     name = f"{pool or 'router'}-{values.get('revision', 'r1')}"
-    defaults = {"revision": "r1", "ready": replicas, "updated": replicas, "generation": 1, "observed_generation": 1}
+    counts = dict.fromkeys(("ready", "updated", "pods"), replicas)
+    defaults = {"revision": "r1", **counts, "generation": 1, "observed_generation": 1}
     return DeploymentView(**{"name": name, "pool": pool, "replicas": replicas, **defaults, **values})
 
 
@@ -86,6 +88,17 @@ def status_of(
 def condition(status: dict[str, Any], type_: Type) -> dict[str, Any]:
     (found,) = [c for c in status["conditions"] if c["type"] == type_]
     return dict(found)
+
+
+def kstatus(generation: int, status: Mapping[str, Any]) -> str:
+    """sigs.k8s.io/cli-utils, pkg/kstatus/status/generic.go: the first of the two in the list that is True decides."""
+    if status.get("observedGeneration", generation) != generation:
+        return "InProgress"
+    for each in status.get("conditions", ()):
+        if each["status"] == "True" and each["type"] in ("Reconciling", "Stalled"):
+            return "InProgress" if each["type"] == "Reconciling" else "Failed"
+    ready = [each["status"] for each in status.get("conditions", ()) if each["type"] == "Ready"]
+    return "Current" if ready in ([], ["True"]) else "InProgress"
 
 
 def unready(*pools: Pool) -> Observation:

@@ -54,6 +54,9 @@ class Reason(StrEnum):
     """Workers of an older revision are being replaced."""
 
     STARTING = "Starting"
+    STALLED = "Stalled"
+    """A person must act first: kstatus reads what is Reconciling as in progress, however long it takes."""
+
     # Stalled
     NOT_STALLED = "NotStalled"
     INVALID_SPEC = "InvalidSpec"

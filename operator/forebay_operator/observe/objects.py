@@ -77,16 +77,22 @@ def pod_view(pod: Object, pool: Pool, load: LoadReport | None = None, age: float
     )
 
 
+def revision_of(deployment: Object) -> str:
+    """Of its pod template; empty where that names none."""
+    template = ((deployment.get("spec") or {}).get("template") or {}).get("metadata") or {}
+    return str((template.get("labels") or {}).get(labels.REVISION, ""))
+
+
 def deployment_view(deployment: Object) -> DeploymentView:
     meta, spec, status = deployment["metadata"], deployment.get("spec") or {}, deployment.get("status") or {}
-    marks = meta.get("labels") or {}
     return DeploymentView(
         name=meta["name"],
         pool=pool_of(deployment),
-        revision=marks.get(labels.REVISION, ""),
+        revision=revision_of(deployment),
         replicas=spec.get("replicas", 1),
         ready=status.get("readyReplicas", 0),
         updated=status.get("updatedReplicas", 0),
+        pods=status.get("replicas", 0),
         terminating=status.get("terminatingReplicas") or 0,
         generation=meta.get("generation", 0),
         observed_generation=status.get("observedGeneration", 0),

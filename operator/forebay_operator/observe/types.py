@@ -75,6 +75,9 @@ class DeploymentView:
 
     ready: int = 0
     updated: int = 0
+    pods: int = 0
+    """Of all of its ReplicaSets, leaving ones left out: more than `updated` while older ones are there."""
+
     terminating: int = 0
     generation: int = 0
     observed_generation: int = 0
@@ -179,6 +182,9 @@ class Observation:
     problems: tuple[Problem, ...] = ()
     limits: tuple[str, ...] = ()
     """Why pools have fewer workers than they are to have, with numbers."""
+
+    wanted: Mapping[str, str] = field(default_factory=dict)
+    """Deployments that the spec asks for, by name: the revision of each. Empty: the spec can't be read."""
 
     contested: tuple[str, ...] = ()
     """What others keep writing that is ours to write."""

@@ -11,7 +11,7 @@ from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.ratio import Ratio, parse_ratio
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
 from forebay_operator.decide import reasons
-from forebay_operator.observe.types import Observation, PodView, Problem, ProblemKind
+from forebay_operator.observe.types import DeploymentView, Observation, PodView, Problem, ProblemKind
 from forebay_operator.status.pinning import Pinning
 from forebay_operator.status.remedies import REMEDIES, describe
 from forebay_operator.status.transport import TransportFacts, is_worse
@@ -99,18 +99,35 @@ def _because(text: str, facts: Facts) -> str:
 def reconciling(facts: Facts) -> Verdict:
     """What a change of the spec brings about, and nothing else: a rescale must not show in a GitOps tool."""
     observation = facts.observation
+    if stalled(facts)[0] == "True":
+        # kstatus takes the first of the two that is True: what waits for a person has failed, and is not in progress.
+        return "False", Reason.STALLED, "it can't go on before a person has acted: see Stalled"
     routers = [d for d in observation.deployments if d.pool is None]
     if not routers or any(not any(d.pool == pool for d in observation.deployments) for pool in POOLS):
         return "True", Reason.STARTING, "children are being made"
     for pool in POOLS:
-        revisions = [d for d in observation.deployments if d.pool == pool and d.replicas > 0]
-        if len(revisions) > 1:
+        if _rolls(observation, pool):
             return "True", Reason.ROLLING_OUT, f"{pool} workers are being moved to the latest revision"
-    if any(d.observed_generation < d.generation or d.updated < d.replicas for d in routers):
+    if any(_router_rolls(observation, router) for router in routers):
         return "True", Reason.ROLLING_OUT, "routers are being moved to the latest revision"
     if not any(facts.serving.values()) or observation.router_ready == 0:
         return "True", Reason.STARTING, _because("waiting for the first workers and a router", facts)
     return "False", Reason.UP_TO_DATE, "children are as the spec wants them"
+
+
+def _rolls(observation: Observation, pool: Pool) -> bool:
+    """An older revision is there until the last worker of the latest one serves (act/plan.py)."""
+    mine = [d for d in observation.deployments if d.pool == pool]
+    if not observation.wanted:
+        return sum(d.replicas > 0 for d in mine) > 1
+    return any(d.name not in observation.wanted for d in mine)
+
+
+def _router_rolls(observation: Observation, router: DeploymentView) -> bool:
+    if observation.wanted.get(router.name, router.revision) != router.revision:
+        return True
+    behind = router.observed_generation < router.generation
+    return behind or router.updated < router.replicas or router.pods > router.updated
 
 
 def stalled(facts: Facts) -> Verdict:

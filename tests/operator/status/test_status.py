@@ -30,6 +30,7 @@ from support.statuses import (
     STATUS_SCHEMA,
     condition,
     deployment,
+    kstatus,
     loads,
     pod,
     report,
@@ -122,20 +123,6 @@ def test_a_cured_problem_clears_by_itself() -> None:
     assert condition(cured, Type.STALLED)["status"] == "False"
     assert condition(cured, Type.STALLED)["lastTransitionTime"] == "2026-01-01T13:00:00Z"
     assert condition(cured, Type.READY)["lastTransitionTime"] == "2026-01-01T12:00:00Z"
-
-
-def kstatus(generation: int, status: dict[str, Any]) -> str:
-    """sigs.k8s.io/cli-utils, pkg/kstatus/status/generic.go."""
-    of = {c["type"]: c["status"] for c in status.get("conditions", ())}
-    if status.get("observedGeneration", generation) != generation:
-        return "InProgress"
-    if of.get("Reconciling") == "True":
-        return "InProgress"
-    if of.get("Stalled") == "True":
-        return "Failed"
-    if "Ready" in of:
-        return "Current" if of["Ready"] == "True" else "InProgress"
-    return "Current"
 
 
 @pytest.mark.parametrize(
