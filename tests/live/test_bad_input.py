@@ -220,6 +220,46 @@ async def test_tampered_params(cluster, change):
     assert "kv_transfer_params" in answer["error"]["param"]
 
 
+async def test_an_expired_lease_is_noticed_and_the_prompt_computed(cluster):
+    """Its blocks are someone else's by then."""
+    body, auth = await hand_off(cluster, "expired")
+    before = await cluster.load("d0")
+
+    async def expired() -> bool:
+        return (await cluster.load("p0")).held_blocks == 0
+
+    await until(expired, "the lease has run out", 60)
+    status, answer = await decode(cluster, body, auth)
+    assert status == 200
+    assert (await cluster.load("d0")).recomputed_total == before.recomputed_total + 1
+    assert answer["choices"][0]["text"] == await alone(cluster, body)
+
+
+@pytest.mark.parametrize("wrong", [[10**6, 10**6 + 1], "one more", "one less", "the same twice"], ids=str)
+async def test_well_signed_block_ids_that_cannot_be_make_no_wrong_text(cluster, wrong):
+    body, auth = await hand_off(cluster, f"blocks-{str(wrong)[:5].strip('[').replace(' ', '-')}")
+    params = msgspec.convert(body["kv_transfer_params"], KVTransferParams)
+    blocks = list(params.remote_block_ids)
+    assert len(blocks) > 2
+    known = {
+        "one more": [*blocks, blocks[-1] + 1],
+        "one less": blocks[:-1],
+        "the same twice": [*blocks[:-1], blocks[0]],
+    }
+    forged = msgspec.structs.replace(params, remote_block_ids=known.get(str(wrong), wrong))
+    body["kv_transfer_params"] = msgspec.to_builtins(sign(forged, TOKEN.encode()))
+    status, answer = await decode(cluster, body, auth)
+    assert status in (200, 400), answer
+    if status == 200:
+        assert answer["choices"][0]["text"] == await alone(cluster, body)
+
+
+async def alone(cluster, body) -> str:
+    """What one undisturbed worker says to it."""
+    plain = without(body, "kv_transfer_params")
+    return (await complete(cluster.session, cluster.workers["p0"].url, plain)).text
+
+
 @pytest.mark.parametrize("change", [{"model": "other"}, {"compat_hash": "0" * 64}, {"expires_unix": 1.0}])
 async def test_well_signed_but_wrong_params(cluster, change):
     body, auth = await hand_off(cluster, f"wrong-{next(iter(change))}")

@@ -246,6 +246,7 @@ async def test_tampered_params_are_refused(worker: Any, tamper: Any) -> None:
         ({"remote_num_tokens": 3}, "remote_num_tokens"),
         ({"remote_block_ids": []}, "remote_block_ids"),
         ({"remote_block_ids": [-1]}, "remote_block_ids"),
+        ({"remote_block_ids": [3, 1, 3]}, "remote_block_ids"),
         ({"remote_port": 0}, "remote_port"),
         ({"lease_epoch": None}, "remote_engine_id"),
     ],

@@ -143,6 +143,10 @@ def pull_source(params: KVTransferParams) -> PullSource:
     blocks = params.remote_block_ids
     if not blocks or any(not 0 <= block <= _MAX_BLOCK_ID for block in blocks):
         raise _refused("remote_block_ids", "a list of block ids is needed")
+    if len(set(blocks)) < len(blocks):
+        raise _refused(
+            "remote_block_ids", f"{len(blocks)} ids, {len(set(blocks))} of them different: none may come twice"
+        )
     if params.remote_port is None or not 0 < params.remote_port < 65536:
         raise _refused("remote_port", f"not a port: {params.remote_port}")
     if (
