@@ -2,9 +2,11 @@
 
 import itertools
 
+import msgspec
 import pytest
 import pytest_asyncio
 
+from forebay_engine.server.schema import ChatRequest, CompletionRequest
 from support.client import complete
 from support.cluster import Cluster
 
@@ -46,6 +48,47 @@ LOGPROBS = {
     "text": {"logprobs": 3},
 }
 SHAPES = {"chat": CHAT, "text": TEXT, "ids": IDS}
+OF_ONE_ENDPOINT = {
+    "max_completion_tokens": {**CHAT, **GREEDY, "max_completion_tokens": 5, "max_tokens": 9},
+    "chat_template_kwargs": {**CHAT, **GREEDY, "chat_template_kwargs": {"enable_thinking": False}},
+    "top_logprobs of 0": {**CHAT, **GREEDY, "logprobs": True},
+    "content parts and roles": {
+        **GREEDY,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Name a"}, {"type": "text", "text": "fish."}]},
+            {"role": "assistant", "content": "Trout."},
+            {"role": "user", "content": "Another?", "name": "Ann"},
+        ],
+    },
+    "logprobs of 0": {**TEXT, **GREEDY, "logprobs": 0},
+    "best_of of 1": {**TEXT, "seed": 6, "n": 1, "best_of": 1},
+    "top_k off": {**TEXT, "temperature": 1.0, "top_k": -1, "seed": 8},
+    "without effect": {
+        **TEXT,
+        **GREEDY,
+        "user": "ann",
+        "metadata": {"team": "fish"},
+        "parallel_tool_calls": True,
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+    },
+}
+ON_ONE_WORKER = {
+    "text n": {**TEXT, "n": 3, "seed": 9},
+    "chat n": {**CHAT, "n": 2, "seed": 9},
+    "echo": {**TEXT, **GREEDY, "echo": True},
+    "several prompts": {**GREEDY, "prompt": ["One fish,", "two fish,"]},
+}
+
+
+async def test_every_field_of_both_endpoints_is_tried():
+    """A new parameter has to come here."""
+    tried = {"model", "max_tokens", "stream", "stream_options", *LOGPROBS["chat"], *LOGPROBS["text"]}
+    for body in (*CASES.values(), *SHAPES.values(), *OF_ONE_ENDPOINT.values(), *ON_ONE_WORKER.values()):
+        tried |= body.keys()
+    known = {field.name for kind in (ChatRequest, CompletionRequest) for field in msgspec.structs.fields(kind)}
+    assert known <= tried, known - tried
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -81,8 +124,11 @@ async def both(systems, body):
     return left, right
 
 
-def check_equal(left, right):
+def check_equal(left, right, *, one_token=False):
+    """And that the left one came by two legs: else one worker was compared with itself."""
     assert (left.status, left.error) == (200, None)
+    alone = one_token or (left.usage or {}).get("completion_tokens") == 1
+    assert (left.headers["x-forebay-prefill"], left.headers["x-forebay-decode"]) == ("p0", "p0" if alone else "d0")
     assert right.status == 200, right.error
     assert left.done
     assert comparable(left.chunks) == comparable(right.chunks)
@@ -111,21 +157,25 @@ async def test_parameter(systems, case, shape, stream):
 @pytest.mark.parametrize("case", ["greedy", "default sampling", "one token", "stop", "all penalties"])
 async def test_logprobs(systems, case, shape, stream):
     left, right = await both(systems, {**SHAPES[shape], **CASES[case], **LOGPROBS[shape], "stream": stream})
+    check_equal(left, right, one_token=case == "one token")
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("case", OF_ONE_ENDPOINT)
+async def test_parameter_of_one_endpoint(systems, case, stream):
+    left, right = await both(systems, {**OF_ONE_ENDPOINT[case], "stream": stream})
     check_equal(left, right)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize(
-    "body",
-    [{**TEXT, "n": 3, "seed": 9}, {**CHAT, "n": 2, "seed": 9}, {**TEXT, **GREEDY, "echo": True}],
-    ids=["text n", "chat n", "echo"],
-)
-async def test_both_phases_on_one_worker(systems, body, stream):
+@pytest.mark.parametrize("case", ON_ONE_WORKER)
+async def test_both_phases_on_one_worker(systems, case, stream):
+    body = ON_ONE_WORKER[case]
     left, right = await both(systems, {**body, "stream": stream})
     assert left.status == right.status == 200, (left.error, right.error)
     if stream:
         # Answers interleave as steps fall; each one's own chunks are equal.
-        for index in range(body.get("n", 1)):
+        for index in range(body.get("n", 1) * (len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1)):
             assert [comparable(c) for c in left.chunks if c["choices"][0]["index"] == index] == [
                 comparable(c) for c in right.chunks if c["choices"][0]["index"] == index
             ]
@@ -139,5 +189,6 @@ async def test_without_a_seed_answers_differ(systems):
 
 
 async def test_nothing_is_left(systems):
+    assert (await systems[0].load("d0")).kv_bytes_received > 0
     for cluster in systems:
         await cluster.assert_nothing_left()
