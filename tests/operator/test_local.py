@@ -253,7 +253,7 @@ workers_strategy = st.lists(st.tuples(roles, roles, st.integers(0, 5)), min_size
 
 
 @given(workers_strategy, st.data())
-def test_a_switch_reaches_its_target_with_fewest_and_least_loaded_moves(
+def test_a_switch_reaches_its_target_by_the_fewest_moves_homewards_and_of_the_least_loaded(
     workers: list[WorkerRole], data: st.DataObject
 ) -> None:
     prefill = data.draw(st.integers(1, len(workers) - 1))
@@ -264,11 +264,31 @@ def test_a_switch_reaches_its_target_with_fewest_and_least_loaded_moves(
     assert len(changed) == abs(prefill - before)
     moved = [worker for worker in workers if worker.name in changed]
     stayed = [worker for worker in workers if worker.name not in changed and moved and worker.role == moved[0].role]
-    assert max((worker.load for worker in moved), default=0) <= min((worker.load for worker in stayed), default=99)
+
+    def cost(worker: WorkerRole) -> tuple[bool, int]:
+        return worker.pool != after[moved[0].name], worker.load
+
+    assert max(map(cost, moved), default=(False, 0)) <= min(map(cost, stayed), default=(True, 99))
 
 
-def test_of_two_alike_the_one_on_loan_goes_home_first() -> None:
-    workers = [WorkerRole("a", "prefill", "prefill", 0), WorkerRole("b", "decode", "prefill", 0)]
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.lists(st.floats(0.0, 1.0), max_size=8),
+)
+def test_loans_never_cross(prefill: list[int], decode: list[int], shares: list[float]) -> None:
+    """Whatever the targets and loads were meanwhile, no worker of each pool does the other's work at once."""
+    workers = [WorkerRole(f"p{i}", "prefill", "prefill", load) for i, load in enumerate(prefill)]
+    workers += [WorkerRole(f"d{i}", "decode", "decode", load) for i, load in enumerate(decode)]
+    for share in shares:
+        wanted = 1 + round(share * (len(workers) - 2))
+        changed = switch(workers, Ratio(wanted, len(workers) - wanted))
+        workers = [WorkerRole(w.name, w.pool, changed.get(w.name, w.role), (w.load * 7 + wanted) % 6) for w in workers]
+        assert len({worker.pool for worker in workers if worker.role != worker.pool}) <= 1
+
+
+def test_the_one_on_loan_goes_home_first_however_busy() -> None:
+    workers = [WorkerRole("a", "prefill", "prefill", 0), WorkerRole("b", "decode", "prefill", 9)]
     workers += [WorkerRole("c", "decode", "decode", 0)]
     assert switch(workers, Ratio(1, 2)) == {"b": "decode"}
 

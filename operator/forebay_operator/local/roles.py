@@ -44,10 +44,11 @@ def fit_ratio(asked: Ratio, workers: int, model: DisaggregatedModel) -> Ratio:
 
 
 def switch(workers: Iterable[WorkerRole], target: Ratio) -> dict[str, str]:
-    """New role of each worker that must change so that `target` holds: as few as can be, the least loaded first.
+    """New role of each worker that must change so that `target` holds: as few as can be.
 
-    Of two alike, the one that goes back to its home pool is taken first, then the one earlier by name. Raises
-    RatioRefused when too few of them are ready: a dead worker's new role would serve nobody.
+    Those that go back to their home pool are taken first, however busy: else loans in both directions come to stay,
+    each on the other's hardware. Then the least loaded, then the one earlier by name. Raises RatioRefused when too few
+    of them are ready: a dead worker's new role would serve nobody.
     """
     workers = list(workers)
     prefill = sum(worker.role == "prefill" for worker in workers)
@@ -56,7 +57,7 @@ def switch(workers: Iterable[WorkerRole], target: Ratio) -> dict[str, str]:
     )
     candidates = sorted(
         (worker for worker in workers if worker.role != to and worker.ready),
-        key=lambda worker: (worker.load, worker.pool != to, worker.name),
+        key=lambda worker: (worker.pool != to, worker.load, worker.name),
     )
     if len(candidates) < count:
         away = ", ".join(sorted(worker.name for worker in workers if worker.role != to and not worker.ready))
