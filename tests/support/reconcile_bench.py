@@ -43,7 +43,12 @@ class Bench:
         applier = Applier(self.kube, ApplyCache())
         self.reconciler = Reconciler(
             self.kube,
-            Gatherer(self.kube, self.cluster, Nodes(self.kube, lambda: self.now.timestamp())),
+            Gatherer(
+                self.kube,
+                self.cluster,
+                Nodes(self.kube, lambda: self.now.timestamp()),
+                lambda: self.now.timestamp(),
+            ),
             applier,
             Actuator(self.kube, applier, self.cluster),
             Recorder(self.kube, "test", lambda: self.now),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -65,10 +66,12 @@ class Nodes:
 
 
 class Gatherer:
-    def __init__(self, kube: Kube, workers: Workers, nodes: Nodes) -> None:
+    def __init__(self, kube: Kube, workers: Workers, nodes: Nodes, wall: Callable[[], float] = time.time) -> None:
+        """`wall`: Unix seconds, as the API server's times are."""
         self._kube = kube
         self._workers = workers
         self._nodes = nodes
+        self._wall = wall
 
     async def gather(self, model: Object) -> Gathered:
         """Raises ApiError: on half a view nothing is decided."""
@@ -102,6 +105,10 @@ class Gatherer:
             nodes=nodes,
             router_ready=len(ready),
             latency=loads.latency,
-            problems=(*absent, *problems(ours, sets, mine), *transport_problems(model.get("spec") or {}, views)),
+            problems=(
+                *absent,
+                *problems(ours, sets, mine, self._wall()),
+                *transport_problems(model.get("spec") or {}, views),
+            ),
         )
         return Gathered(observation, loads, {obj["metadata"]["name"]: dict(obj) for obj in ours}, tuple(addresses))

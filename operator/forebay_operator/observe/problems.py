@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from forebay_operator.api.labels import Pool
-from forebay_operator.observe.objects import condition, is_ready, pool_of
+from forebay_operator.observe.objects import condition, is_ready, pool_of, unix_time
 from forebay_operator.observe.types import PodView, Problem, ProblemKind
 from forebay_operator.status.transport import is_worse
 
@@ -22,11 +22,14 @@ _CONFIG: Final = {"CreateContainerConfigError", "CreateContainerError"}
 _NODES_COUNT: Final = re.compile(r"^\d+/(\d+) nodes are available: ")
 _LIMIT: Final = 512
 
+SET_UP_SECONDS: Final = 120.0
+"""From a pod's place on a node to its first container's start; a disk may take a minute to come to another node."""
+
 
 def problems(
-    deployments: Iterable[Object], replica_sets: Iterable[Object], pods: Iterable[Object]
+    deployments: Iterable[Object], replica_sets: Iterable[Object], pods: Iterable[Object], now: float
 ) -> tuple[Problem, ...]:
-    """At most one a child object and kind; equal ones of several pods of a pool are said once."""
+    """At most one a child object and kind; equal ones of several pods of a pool are said once. `now`: Unix seconds."""
     found: dict[tuple[object, ...], Problem] = {}
     for obj in (*deployments, *replica_sets):
         problem = _refused_pods(obj)
@@ -35,7 +38,7 @@ def problems(
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
         if pod["metadata"].get("deletionTimestamp") or is_ready(pod):
             continue
-        problem = _scheduling(pod) or _containers(pod)
+        problem = _scheduling(pod) or _containers(pod) or _set_up(pod, now)
         if problem is not None:
             found.setdefault((problem.kind, problem.pool, problem.message), problem)
     return tuple(found.values())
@@ -92,6 +95,16 @@ def _containers(pod: Object) -> Problem | None:
             text = f"container {name} ended with exit code {ended.get('exitCode')}{why}; see its log"
             return _problem(ProblemKind.CRASHING, pod, text)
     return None
+
+
+def _set_up(pod: Object, now: float) -> Problem | None:
+    """What a kubelet waits for before any container, a volume mostly, it tells in Events only."""
+    scheduled = condition(pod, "PodScheduled")
+    if condition(pod, "PodReadyToStartContainers").get("status") != "False" or scheduled.get("status") != "True":
+        return None
+    if now - unix_time(scheduled.get("lastTransitionTime")) <= SET_UP_SECONDS:
+        return None
+    return _problem(ProblemKind.VOLUME, pod, "it has a node, but its volumes or its network are not set up there")
 
 
 def _problem(kind: ProblemKind, obj: Object, message: str) -> Problem:

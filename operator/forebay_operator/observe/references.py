@@ -19,11 +19,15 @@ _FIELDS: Final = (
 )
 
 
+_PARTS: Final = ("prefill", "decode", "router")
+
+
 @dataclass(frozen=True, slots=True)
 class SecretReference:
     field: str
     name: str
     key: str
+    """Empty: any will do."""
 
 
 def references(spec: Mapping[str, Any]) -> tuple[SecretReference, ...]:
@@ -35,7 +39,28 @@ def references(spec: Mapping[str, Any]) -> tuple[SecretReference, ...]:
             node = node.get(step) if isinstance(node, Mapping) else None
         if isinstance(node, Mapping) and isinstance(node.get("name"), str):
             found.append(SecretReference(field, node["name"], str(node.get("key") or key)))
-    return tuple(found)
+    for part in _PARTS:
+        found += _mounted(f"spec.{part}.podTemplate", spec, part, "podTemplate", "spec", "volumes")
+    # A pool may name the other's.
+    return tuple({(each.name, each.key): each for each in reversed(found)}.values())[::-1]
+
+
+def _mounted(field: str, node: Any, *path: str) -> list[SecretReference]:
+    """Of a pod template's volumes, those that no pod starts without."""
+    for step in path:
+        node = node.get(step) if isinstance(node, Mapping) else None
+    volumes = [volume for volume in node if isinstance(volume, Mapping)] if isinstance(node, list) else []
+    named: list[tuple[Any, str]] = [(volume.get("secret"), "secretName") for volume in volumes]
+    for volume in volumes:
+        projected = volume.get("projected")
+        sources = projected.get("sources") if isinstance(projected, Mapping) else None
+        for source in sources if isinstance(sources, list) else []:
+            named.append((source.get("secret") if isinstance(source, Mapping) else None, "name"))
+    return [
+        SecretReference(field, held[key], "")
+        for held, key in named
+        if isinstance(held, Mapping) and isinstance(held.get(key), str) and not held.get("optional")
+    ]
 
 
 async def missing(kube: Kube, namespace: str, wanted: Sequence[SecretReference]) -> tuple[Problem, ...]:
@@ -53,7 +78,7 @@ async def _check(kube: Kube, namespace: str, reference: SecretReference) -> Prob
     except Forbidden:
         # Whoever gave the operator fewer rights has the pods' own Events.
         return None
-    if reference.key not in (held.get("data") or {}):
+    if reference.key and reference.key not in (held.get("data") or {}):
         text = f"it has no key {reference.key}, which {reference.field} names"
         return Problem(ProblemKind.MISSING_OBJECT, where, text)
     return None

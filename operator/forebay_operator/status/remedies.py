@@ -30,7 +30,7 @@ REMEDIES: Final[dict[ProblemKind, Remedy]] = {
     ProblemKind.IMAGE_PULL: Remedy(
         Reason.IMAGE_PULL_FAILED, "correct the image, or give podTemplate an imagePullSecret", True
     ),
-    ProblemKind.VOLUME: Remedy(Reason.VOLUME_FAILED, "look at the volume's events", True),
+    ProblemKind.VOLUME: Remedy(Reason.VOLUME_FAILED, "read the pod's events (kubectl describe pod)", True),
     ProblemKind.CRASHING: Remedy(Reason.CRASHING, "read the container's log and correct the spec or the model", True),
     ProblemKind.TRANSPORT: Remedy(
         Reason.TRANSPORT_UNAVAILABLE,

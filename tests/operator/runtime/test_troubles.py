@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -30,6 +30,14 @@ def waiting(reason: str, message: str = "") -> Object:
     last = {"terminated": {"exitCode": 1, "reason": "Error"}}
     container = {"name": "engine", "image": "engine:2", "state": state, "lastState": last}
     return {"phase": "Pending", "podIP": "10.97.0.1", "containerStatuses": [container]}
+
+
+def not_set_up(since: str) -> Object:
+    """As a kubelet leaves a pod whose volume it can't mount: why is in Events alone."""
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since}
+    started = {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": since}
+    container = {"name": "engine", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    return {"phase": "Pending", "conditions": [scheduled, started], "containerStatuses": [container]}
 
 
 def refuses(plural: str, status: int, message: str) -> Callable[[Call], None]:
@@ -66,6 +74,12 @@ TROUBLES = {
         "MissingObject",
         ("container engine", 'secret "hf" not found', "create it or correct its name"),
         pods=waiting("CreateContainerConfigError", 'secret "hf" not found'),
+    ),
+    "a volume that can't be mounted": Trouble(
+        "Stalled",
+        "VolumeFailed",
+        ("Pod llm/assistant-", "its volumes or its network are not set up", "read the pod's events"),
+        pods=not_set_up("2025-12-31T23:57:00Z"),
     ),
     "image pull": Trouble(
         "Stalled",
@@ -176,6 +190,46 @@ async def test_a_secret_that_the_spec_names(bench: Bench) -> None:
     bench.api.put({**secret, "data": {"keys": "c2VjcmV0"}})
     await bench.rest()
     assert bench.condition("Stalled")[0] == "False"
+
+
+@pytest.mark.parametrize(
+    "volume",
+    [
+        {"secret": {"secretName": "tls"}},
+        {"projected": {"sources": [{"configMap": {"name": "c"}}, {"secret": {"name": "tls"}}]}},
+    ],
+    ids=["secret", "projected"],
+)
+@pytest.mark.parametrize("part", ["prefill", "decode", "router"])
+async def test_a_secret_that_a_pod_template_mounts(bench: Bench, part: str, volume: Object) -> None:
+    optional = {"secret": {"secretName": "other", "optional": True}}
+    volumes = [{"name": "v", **volume}, {"name": "o", **optional}, {"name": "e", "emptyDir": {}}]
+    made = model(1, 1)
+    made["spec"].setdefault(part, {})["podTemplate"] = {"spec": {"volumes": volumes}}
+    bench.put(made)
+    await bench.rest()
+    assert bench.condition("Stalled") == ("True", "MissingObject")
+    message = bench.message("Stalled")
+    assert f"Secret llm/tls: it is not there, and spec.{part}.podTemplate names it" in message
+    assert "other" not in message
+    bench.api.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls", "namespace": "llm"}})
+    bench.now += timedelta(seconds=30)
+    await bench.rest()
+    assert bench.condition("Stalled")[0] == "False"
+
+
+async def test_a_slow_volume_is_no_trouble_yet(bench: Bench) -> None:
+    bench.cluster.broken = not_set_up("2026-01-01T00:00:00Z")
+    bench.put(model(1, 1))
+    for _ in range(20):
+        await bench.once()
+        assert bench.now < datetime(2026, 1, 1, 0, 2, tzinfo=UTC)
+        assert bench.condition("Stalled")[0] == "False"
+        if bench.now > datetime(2026, 1, 1, 0, 1, 50, tzinfo=UTC):
+            break
+    bench.now = datetime(2026, 1, 1, 0, 2, 1, tzinfo=UTC)
+    await bench.once()
+    assert bench.condition("Stalled") == ("True", "VolumeFailed")
 
 
 @pytest.mark.parametrize(
