@@ -265,7 +265,21 @@ class _Call:
             return False
         prefill, decode = self._pressure(seen)
         absorbed = seen.absorbed(self.policy, self.memory.decode_factor, split.decode)
-        return prefill > split.prefill + absorbed + STARVED_WORKERS or decode > split.decode + STARVED_WORKERS
+        return self._lent(split, prefill, decode, absorbed) != 0
+
+    def _lent(self, split: Split, prefill: float, decode: float, absorbed: float, most: float = math.inf) -> int:
+        """Decoders that prefill must be lent at `split`, where the demands are such; below 0: the other way round.
+
+        The donor keeps its own demand below SPARE of what is left to it. Where both are short none is: what a split is
+        worth then decides.
+        """
+        short = prefill - split.prefill - absorbed
+        if short > STARVED_WORKERS and decode < split.decode:
+            return int(max(0, min(math.ceil(short), most, split.decode - max(1, math.ceil(decode / SPARE)))))
+        need = decode - split.decode
+        if need > STARVED_WORKERS and prefill < split.prefill:
+            return -max(0, min(math.ceil(need), split.prefill - max(1, math.ceil(prefill / SPARE))))
+        return 0
 
     def _rescue(self, seen: Estimate) -> Decision | None:
         """A role whose demand is half a worker over what serves it, while the other pool can spare workers.
@@ -277,31 +291,21 @@ class _Call:
         if self.policy.gear.slow:
             return None
         prefill, decode = self._pressure(seen)
-        have = self.before
-        need = decode - have.decode
+        have, most = self.before, math.inf
         absorbed = seen.absorbed(self.policy, self.memory.decode_factor, have.decode)
-        short, most = prefill - have.prefill - absorbed, have.decode
-        if short <= STARVED_WORKERS:
+        if prefill - have.prefill - absorbed <= STARVED_WORKERS:
             surge = seen.surge(self.policy, have.prefill + absorbed, self._busy, self._last_move)
             if surge - have.prefill - absorbed > STARVED_WORKERS:
-                prefill, short, most = surge, surge - have.prefill - absorbed, 1
-        if short > STARVED_WORKERS and decode < have.decode:
-            count = min(math.ceil(short), most, have.decode - max(1, math.ceil(decode / SPARE)))
-            if count > 0 and not self._opposes(Split(have.prefill + count, have.decode - count)):
-                return self._to(
-                    Split(have.prefill + count, have.decode - count),
-                    reasons.STARVED,
-                    f"prefill needs {prefill:.1f} workers and has {have.prefill}; decode needs {decode:.1f}",
-                )
-        if need > STARVED_WORKERS and prefill < have.prefill:
-            count = min(math.ceil(need), have.prefill - max(1, math.ceil(prefill / SPARE)))
-            if count > 0 and not self._opposes(Split(have.prefill - count, have.decode + count)):
-                return self._to(
-                    Split(have.prefill - count, have.decode + count),
-                    reasons.STARVED,
-                    f"decode needs {decode:.1f} workers and has {have.decode}; prefill needs {prefill:.1f}",
-                )
-        return None
+                prefill, most = surge, 1
+        lent = self._lent(have, prefill, decode, absorbed, most)
+        target = Split(have.prefill + lent, have.decode - lent)
+        if not lent or self._opposes(target):
+            return None
+        if lent > 0:
+            message = f"prefill needs {prefill:.1f} workers and has {have.prefill}; decode needs {decode:.1f}"
+        else:
+            message = f"decode needs {decode:.1f} workers and has {have.decode}; prefill needs {prefill:.1f}"
+        return self._to(target, reasons.STARVED, message)
 
     def _by_demand(self, seen: Estimate) -> Decision:
         """Without objectives there is nothing to miss: the two demands share the workers, with half a worker's band."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from forebay_operator.decide.evidence import WINDOWS_SECONDS, beyond_chance
+from forebay_operator.decide.evidence import WINDOWS_SECONDS, beyond_chance, differs
 from forebay_operator.decide.fluid import QUEUE_SHARE, Load
 from forebay_operator.decide.memory import Memory, Totals, WorkerTotals
 from forebay_operator.decide.types import Policy, Workers
@@ -23,6 +23,9 @@ SHORT_SECONDS = 20.0
 
 RECENT_SECONDS = 10.0
 OUTPUT_SECONDS = 30.0
+CHANGED_SECONDS = (5.0, 10.0)
+"""In these, answers that end are of another length where they are more or fewer than chance explains."""
+
 PRIOR_ANSWERS = 5.0
 """Weight of the old output length, in answers."""
 
@@ -66,15 +69,31 @@ def _absorb_totals(observation: Observation, memory: Memory) -> None:
     )
     memory.totals.append(totals)
     memory.totals = [t for t in memory.totals if t.at > totals.at - TOTALS_SECONDS]
-    before = next((t for t in memory.totals if t.at > totals.at - OUTPUT_SECONDS - 1e-6), totals)
-    answers = totals.finished - before.finished
-    tokens = totals.generated - before.generated
+    if memory.output > 0:
+        for seconds in CHANGED_SECONDS:
+            tokens, answers = _ended(memory, totals.at - seconds)
+            if tokens > 0 and differs(answers, tokens / memory.output):
+                # Other answers end than did: what was before says nothing of them.
+                memory.output_since = max(memory.output_since, totals.at - seconds)
+                if answers < tokens / memory.output:
+                    memory.earlier_context = 0.0
+                elif memory.context > memory.earlier_context:
+                    memory.earlier_context, memory.earlier_prompt = memory.context, memory.prompt
+                break
+    tokens, answers = _ended(memory, max(memory.output_since, totals.at - OUTPUT_SECONDS))
     if memory.output <= 0:
         memory.output = tokens / answers if answers > 0 and tokens > 0 else 0.0
     elif answers + tokens > 0:
         # Tokens made over answers ended moves while the long answers of a new regime still run; a mean over ended
         # answers would not.
         memory.output = max(1.0, (tokens + PRIOR_ANSWERS * memory.output) / (answers + PRIOR_ANSWERS))
+
+
+def _ended(memory: Memory, since: float) -> tuple[int, int]:
+    """(tokens made, answers ended) from the first totals at `since` or later until the last."""
+    last = memory.totals[-1]
+    first = next(t for t in memory.totals if t.at > since - 1e-6)
+    return last.generated - first.generated, last.finished - first.finished
 
 
 def _absorb_worker(worker: WorkerLoad, believed: Workers, memory: Memory) -> None:
@@ -118,6 +137,21 @@ def _sample(samples: list[float], value: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """Requests that still decode, of traffic that has ended and had longer answers."""
+
+    requests: float
+    context: float
+    """Mean tokens of one..."""
+
+    left: float
+    """...and those that it still makes: of a running answer as many as it has made, in the mean."""
+
+    arriving_context: float
+    """Mean tokens of a request that is none of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     velocity: float
     """Measured prefill tokens per second of a worker."""
@@ -132,6 +166,7 @@ class Estimate:
     """Requests in the decode phase or waiting for it."""
 
     resident_tokens: float
+    earlier: Earlier | None
     arrivals: tuple[tuple[float, int, int], ...]
 
     def load(self, seconds: float) -> Load:
@@ -145,6 +180,11 @@ class Estimate:
             context=self.context,
             mean_prefill=self.mean_prefill,
         )
+
+    def ahead(self, seconds: float) -> Load:
+        """As load(), of what arrives alone."""
+        load = self.load(seconds)
+        return replace(load, context=self.earlier.arriving_context) if self.earlier is not None else load
 
     def demand(self, policy: Policy, decode_factor: float, seconds: float = SHORT_SECONDS) -> tuple[float, float]:
         """Workers' worth of load: prompt tokens over velocity; resident tokens over what a worker may hold at TPOT."""
@@ -218,9 +258,10 @@ class Estimate:
 
 
 def estimate(observation: Observation, policy: Policy, memory: Memory) -> Estimate | None:
-    """None: no request in the window."""
+    """None: no request in the window. Keeps in `memory` what the next look compares with."""
     newest = memory.arrivals[-1][0] if memory.arrivals else 0.0
-    minute = [a for a in memory.arrivals if a[0] > newest - WINDOW_SECONDS]
+    since = max(newest - WINDOW_SECONDS, min(newest - RECENT_SECONDS, memory.output_since))
+    minute = [a for a in memory.arrivals if a[0] > since]
     requests = sum(a[1] for a in minute)
     tokens = sum(a[2] for a in minute)
     if requests <= 0 or tokens <= 0:
@@ -232,9 +273,12 @@ def estimate(observation: Observation, policy: Policy, memory: Memory) -> Estima
     waiting = sum(w.waiting_pulls for w in observation.workers)
     prompt = tokens / requests
     context = prompt + output / 2
+    earlier: Earlier | None = None
     if decoding >= 10:
+        earlier = _earlier(float(decoding), resident / decoding, prompt, output, memory)
         # Long answers stay longer, so those that run are longer than those that arrive.
         context = max(context, resident / decoding)
+        memory.context, memory.prompt = resident / decoding, prompt
     return Estimate(
         velocity=velocity,
         output=output,
@@ -243,5 +287,20 @@ def estimate(observation: Observation, policy: Policy, memory: Memory) -> Estima
         queued_seconds=sum(w.queued_prefill_tokens for w in observation.workers) / velocity,
         decoding=float(decoding + waiting),
         resident_tokens=float(resident),
+        earlier=earlier,
         arrivals=tuple(memory.arrivals),
     )
+
+
+def _earlier(decoding: float, context: float, prompt: float, output: float, memory: Memory) -> Earlier | None:
+    """What is left of the traffic before answers became shorter; forgets it when nothing is.
+
+    `context` is the mean of a mix: of requests as long as those that ran then, and of new ones. Those are taken as
+    prompt + output tokens long: the mean where answers end as if by chance.
+    """
+    new = prompt + output
+    if memory.earlier_context <= new or context <= new:
+        memory.earlier_context = 0.0
+        return None
+    share = min(1.0, (context - new) / (memory.earlier_context - new))
+    return Earlier(share * decoding, memory.earlier_context, memory.earlier_context - memory.earlier_prompt, new)

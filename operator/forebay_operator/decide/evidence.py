@@ -14,8 +14,15 @@ SURE: Final = math.log(10_000)
 
 def beyond_chance(seen: float, expected: float) -> bool:
     """Whether `seen` arrivals are more than Poisson arrivals of the mean `expected` bring (Chernoff's bound)."""
-    if seen <= expected:
-        return False
+    return seen > expected and _unlikely(seen, expected)
+
+
+def differs(seen: float, expected: float) -> bool:
+    """Whether `seen` events are more, or fewer, than chance makes of the mean `expected`."""
+    return _unlikely(seen, expected)
+
+
+def _unlikely(seen: float, expected: float) -> bool:
     if expected <= 0:
-        return True
-    return seen * math.log(seen / expected) - seen + expected >= SURE
+        return seen > 0
+    return (seen * math.log(seen / expected) if seen > 0 else 0.0) - seen + expected >= SURE

@@ -74,6 +74,12 @@ class Model:
     mixed: float
     """Seconds of a mixed step."""
 
+    earlier_weight: float = 1.0
+    """What a request of earlier traffic takes of a decoder, in requests of this load..."""
+
+    earlier_left: float = 1.0
+    """...and the output tokens that it still makes, in the mean."""
+
     def step(self, batch: float) -> float:
         return self.overhead + max(self.base + self.slope * batch, self.compute * batch)
 
@@ -146,11 +152,12 @@ def roll(
     output = load.output * decode_scale
     mean = load.mean_prefill
     ttft, tpot, most = model.ttft, model.tpot, model.most
+    earlier, weight, still = queues.earlier, model.earlier_weight, model.earlier_left * decode_scale
     base, slope, compute, overhead = model.base, model.slope, model.compute, model.overhead
     convert, mixed = model.convert, model.mixed
     prefill, decode = float(course.during.prefill), float(course.during.decode)
     switch = course.switch
-    waiting, decoding = queues.prefill_seconds, queues.decoding
+    waiting, decoding = queues.prefill_seconds, queues.decoding - queues.earlier
     t_low, t_span = TTFT_RAMP[0] * ttft, (TTFT_RAMP[1] - TTFT_RAMP[0]) * ttft
     p_low, p_span = TPOT_RAMP[0] * tpot, (TPOT_RAMP[1] - TPOT_RAMP[0]) * tpot
     allowed = QUEUE_SHARE * ttft
@@ -181,7 +188,7 @@ def roll(
         if served > waiting:
             served = waiting
         waiting -= served
-        batch = decoding / decode
+        batch = (decoding + weight * earlier) / decode
         full = batch if batch < most else most
         linear = base + slope * full
         step = compute * full
@@ -198,11 +205,14 @@ def roll(
             step = step * (1 - part) + mixed * part
         crowded = batch / most if batch > most else 1.0
         effective = step * crowded
-        held = decoding if decoding < most * decode else most * decode
-        left = held * slot / (output * step)
-        decoding += served / mean - left
+        running = slot / (step * crowded)
+        decoding += served / mean - decoding * running / output
         if decoding < 0.0:
             decoding = 0.0
+        if earlier:
+            earlier -= earlier * running / still
+            if earlier < 0.0:
+                earlier = 0.0
         wait = waiting / prefill + mean
         late = (wait - t_low) / t_span
         late = 0.0 if late < 0.0 else 1.0 if late > 1.0 else late
@@ -214,12 +224,12 @@ def roll(
         rate = offered / end
         mean_work = rate * mean
         clear = _clear(waiting - allowed * prefill * 0.5, prefill - mean_work)
-        over = decoding - most * decode
+        over = decoding + weight * earlier - most * decode
         if over > 0:
             drained = most * decode / (output * model.step(most)) - rate
             clear = max(clear, _clear(over, drained))
         missed += rate * (min(clear, 2 * horizon) + 0.05 * min(clear, cap))
-    return missed, offered, Queues(waiting, decoding)
+    return missed, offered, Queues(waiting, decoding + weight * earlier)
 
 
 def _clear(backlog: float, speed: float) -> float:

@@ -70,6 +70,8 @@ class Queues(msgspec.Struct, array_like=True):
 
     prefill_seconds: float = 0.0
     decoding: float = 0.0
+    earlier: float = 0.0
+    """Of `decoding`: requests of traffic that has ended, which are longer than what arrives."""
 
 
 class Track(msgspec.Struct, array_like=True):
@@ -148,6 +150,18 @@ class Memory(msgspec.Struct):
 
     output: float = 0.0
     """Mean output tokens of an answer; 0: no answer yet."""
+
+    output_since: float = -1.0
+    """Since when answers have been as long as they are."""
+
+    context: float = 0.0
+    """Mean context of the requests that decoded at the last look, and mean prompt of those that arrived."""
+
+    prompt: float = 0.0
+    earlier_context: float = 0.0
+    """As `context`, before answers became shorter; 0: they did not, or no longer one runs any more."""
+
+    earlier_prompt: float = 0.0
 
     workers: dict[str, WorkerTotals] = {}
     prefill_factor: float = 1.0

@@ -11,10 +11,10 @@ A slow gear's s_w is that of outlook.py.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forebay_operator.decide import fluid
-from forebay_operator.decide.estimate import WINDOW_SECONDS, Estimate
+from forebay_operator.decide.estimate import WINDOW_SECONDS, Earlier, Estimate
 from forebay_operator.decide.memory import Memory, Queues, Track, Traffic
 from forebay_operator.decide.outlook import STRESS, STRESS_SHARE, Outlook, outlook
 from forebay_operator.decide.regime import LEAST_SECONDS, dwell, follow, regret
@@ -88,15 +88,7 @@ def valued(
     assert policy.ttft_seconds is not None
     assert policy.tpot_seconds is not None
     gear = policy.gear
-    model = fluid.model_of(
-        estimate.load(WINDOW_SECONDS),
-        policy.workers,
-        memory.decode_factor,
-        policy.ttft_seconds,
-        policy.tpot_seconds,
-        policy.convertible,
-        estimate.velocity,
-    )
+    model = _model(estimate.load(WINDOW_SECONDS), estimate, policy, memory.decode_factor)
     drain_decode = drain_prefill = 0.0
     seconds = gear.seconds
     if gear.drains:
@@ -111,7 +103,9 @@ def valued(
 
     # A slow move can't save a split that drowns: telling two of them apart only moves workers out of service.
     cap = fluid.CLEAR_SECONDS if gear.slow else math.inf
-    now_queues = Queues(estimate.queued_seconds, estimate.decoding)
+    earlier = estimate.earlier
+    now_queues = Queues(estimate.queued_seconds, estimate.decoding, earlier.requests if earlier is not None else 0.0)
+    coming = model if earlier is None else _coming(earlier, estimate, policy, memory.decode_factor)
     long = estimate.load(WINDOW_SECONDS)
     # A regime is the traffic's: each split is rolled from its own shadow's queues, not from what another one left.
     plain = {
@@ -139,7 +133,7 @@ def valued(
     slow = min(1.0, on_wrong_side / 60.0)
     costs: dict[Split, list[float]] = {q: [] for q in splits}
     for window in WINDOWS_SLOW if gear.slow else WINDOWS_FAST:
-        load = estimate.load(window)
+        load = estimate.ahead(window)
         donating = fluid.slowed(load, 1 + DONOR * slow)
         for q in splits:
             out = seconds + (drain_decode if q.prefill > target.prefill else drain_prefill)
@@ -149,13 +143,12 @@ def valued(
             work = donating if q.prefill < target.prefill else load
             decode_scale = 1 + DONOR * slow if q.prefill > target.prefill else 1.0
             if ahead is not None:
-                costs[q].append(ahead.cost(q, work, model, course, now_queues, decode_scale))
+                costs[q].append(ahead.cost(q, work, coming, course, now_queues, decode_scale))
                 continue
             queues = now_queues
             if course.during.decode < serving.decode:
-                # A decoder that changes roles takes its requests along.
-                queues = Queues(now_queues.prefill_seconds, now_queues.decoding * q.decode / max(1, serving.decode))
-            args = (work, model, course, queues, expected)
+                queues = _taken_along(now_queues, q.decode / max(1, serving.decode))
+            args = (work, coming, course, queues, expected)
             normal = _share(fluid.roll(*args, decode_scale=decode_scale, horizon=on_wrong_side, cap=cap))
             stress = _share(
                 fluid.roll(*args, scale=STRESS, decode_scale=decode_scale, slot=2, horizon=on_wrong_side, cap=cap)
@@ -186,6 +179,27 @@ def valued(
         found = {q: Unpaid(max(0.0, regret(memory, q.prefill)), chance * ahead.risk(q, target)) for q in splits}
         unpaid = {q: doubt for q, doubt in found.items() if doubt.risk > doubt.saved}
     return Valued(tuple(options), bar, expected, real, band, unpaid)
+
+
+def _model(load: fluid.Load, estimate: Estimate, policy: Policy, decode_factor: float) -> fluid.Model:
+    assert policy.ttft_seconds is not None
+    assert policy.tpot_seconds is not None
+    objectives = policy.ttft_seconds, policy.tpot_seconds
+    return fluid.model_of(load, policy.workers, decode_factor, *objectives, policy.convertible, estimate.velocity)
+
+
+def _coming(earlier: Earlier, estimate: Estimate, policy: Policy, decode_factor: float) -> fluid.Model:
+    """The model for what arrives, beside what still runs of earlier traffic."""
+    workers = policy.workers
+    fixed, token = workers.sequence_seconds, workers.resident_seconds
+    weight = (fixed + token * earlier.context) / (fixed + token * earlier.arriving_context)
+    model = _model(estimate.ahead(WINDOW_SECONDS), estimate, policy, decode_factor)
+    return replace(model, earlier_weight=weight, earlier_left=earlier.left)
+
+
+def _taken_along(queues: Queues, kept: float) -> Queues:
+    """A decoder that changes roles takes its requests along."""
+    return Queues(queues.prefill_seconds, queues.decoding * kept, queues.earlier * kept)
 
 
 def _share(rolled: tuple[float, float, Queues]) -> float:
