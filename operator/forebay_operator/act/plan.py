@@ -23,6 +23,9 @@ STEP_SECONDS: Final = 0.5
 FRESH_SECONDS: Final = 2.0
 """A report older than this does not say that a worker is idle."""
 
+STUCK_SECONDS: Final = 120.0
+"""A pod that is not gone so long after its grace period, which is the drain's, has nobody to end it."""
+
 SILENCE_SECONDS: Final = 15.0
 """After its deadline a worker that will not turn NotReady gets so long; then its deletion cost must do."""
 
@@ -144,7 +147,7 @@ def _advance(
             # A pod that is leaving still holds its GPUs.
             free = not any(p.terminating for p in pods_of(observation, deployment))
             free = free and (pod is None or _survived(observation, deployment))
-            return _hand_over(operation, observation, goals, rules, draft, free=free)
+            return _hand_over(operation, observation, goals, rules, draft, now, free=free)
         if gone or _survived(observation, deployment):
             return None
         draft.waiting = f"for {operation.pod} to be taken"
@@ -175,6 +178,7 @@ def _hand_over(
     goals: Mapping[Pool, PoolGoal],
     rules: Rules,
     draft: _Draft,
+    now: datetime,
     *,
     free: bool,
 ) -> Operation | None:
@@ -186,6 +190,9 @@ def _hand_over(
         # The spec has changed meanwhile: what it wants now begins anew.
         return None
     if current >= operation.grows_to:
+        return None
+    if not free and now >= operation.deadline + rules.drain + timedelta(seconds=STUCK_SECONDS):
+        # Its node is gone, say. The pool grows as far as other GPUs allow, and nothing else waits any longer.
         return None
     if not free:
         draft.waiting = f"for the GPUs of {operation.pod} to be free"

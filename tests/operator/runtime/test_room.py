@@ -170,3 +170,25 @@ async def test_a_place_moves_from_one_pool_to_the_other(bench: Bench) -> None:
     assert most == 4
     leaves = [e for e in bench.api.all("events") if e["reason"] == "WorkerLeaves"]
     assert [event["action"] for event in leaves] == ["MoveWorker", "MoveWorker"]
+
+
+async def test_a_pod_that_is_stuck_terminating_holds_up_nothing_for_ever(bench: Bench) -> None:
+    """Its node is gone: the move that waits for its GPUs ends, and what else there is to do is done."""
+    bench.put(native_model(2, 1, drain={"timeoutSeconds": 30}))
+    await bench.rest()
+    bench.cluster.kubelet = True
+    bench.put(native_model(1, 2, drain={"timeoutSeconds": 30}))
+    for _ in range(40):
+        await bench.once()
+    assert bench.live()["operation"]["grows"], "it waits for the place"
+    assert bench.deployment("decode")["spec"]["replicas"] == 1
+    bench.now += timedelta(seconds=30 + 30 + 120)
+    bench.cluster.kubelet = False
+    await bench.rest()
+    assert "operation" not in bench.live()
+    assert bench.deployment("decode")["spec"]["replicas"] == 2
+    stuck = [p for p in bench.cluster.workers() if p["metadata"].get("deletionTimestamp")]
+    assert len(stuck) == 1
+    bench.put(native_model(1, 1, drain={"timeoutSeconds": 30}))
+    await bench.rest()
+    assert bench.deployment("decode")["spec"]["replicas"] == 1, "the next operation is carried out"
