@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol, cast
 
 import kopf
 
-from forebay_operator.act.apply import ApplyCache
+from forebay_operator.act.apply import ApplyCache, key_of
+from forebay_operator.act.apply import Key as CacheKey
 from forebay_operator.api import labels
 from forebay_operator.kube import (
     BUDGETS,
@@ -94,6 +95,21 @@ class Watches:
         changed = self._cache.drop(key) if gone else self._cache.seen(obj)
         if active or changed or gone:
             self._queue.add((meta["namespace"], model))
+
+    def listed(self, objects: Collection[Mapping[str, Any]], cached: Collection[CacheKey]) -> None:
+        """All children of a kind, as they are now, and what the cache held of it before they were asked for.
+
+        A watch that has to begin anew (410) lists what there is, and never tells what went meanwhile: the cache would
+        take it for applied for ever.
+        """
+        held = {key_of(obj) for obj in objects}
+        for obj in objects:
+            self.child(None, obj, active=False)
+        lost = [key for key in cached if key not in held and self._cache.drop(key)]
+        for namespace in {key[2] for key in lost}:
+            for model in self._models:
+                if model[0] == namespace:
+                    self._queue.add(model)
 
     def node(self, kind: str | None, obj: Mapping[str, Any]) -> None:
         """Its heartbeats are no news; its labels, resources, readiness and cordon are."""

@@ -23,6 +23,9 @@ REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 5.0
 PAGE: Final = 500
 MAX_PAGES: Final = 200
+RETRY_AFTER_MOST: Final = 60.0
+"""Whatever a server, or a proxy before it, asks for: nothing brings a key forward that waits for it."""
+
 USER_AGENT: Final = "forebay-operator"
 
 
@@ -391,7 +394,7 @@ def error_of(doing: str, status: int, raw: bytes, retry_after: str | None) -> Ap
         reason, message = str(answer.get("reason") or ""), str(answer.get("message") or "")
     except (ValueError, AttributeError):
         pass
-    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    seconds = min(float(retry_after), RETRY_AFTER_MOST) if retry_after and retry_after.isdigit() else None
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 else ApiError)
     if kind is Conflict and reason == "AlreadyExists":
         kind = AlreadyExists

@@ -23,10 +23,11 @@ import kopf
 from forebay_operator import handlers
 from forebay_operator.act.actuator import Actuator
 from forebay_operator.act.apply import Applier, ApplyCache
+from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.events import Recorder
 from forebay_operator.health import HealthServer
-from forebay_operator.kube import ApiError, Kube, KubeClient
+from forebay_operator.kube import MODELS, POD_MONITORS, ApiError, Kube, KubeClient, NotFound, Object
 from forebay_operator.leader import LeaderElector
 from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.discovery import has_pod_monitors
@@ -44,8 +45,6 @@ from forebay_wire import VERSION
 log = logging.getLogger("forebay_operator")
 
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-STOP_SECONDS: Final = 10.0
-"""For work under way after SIGTERM; every step can be repeated, so no more is needed."""
 
 
 class LeaseLost(Exception):
@@ -169,6 +168,7 @@ class Operator:
             observer=metrics,
         )
         metrics.watch_queue(self.queue.due, clock)
+        self._cache = cache
         self._watching = handlers.Watches(self.queue, cache, self.watches, clock, on_nodes=nodes.changed)
         self.watched = asyncio.Event()
         """Set once kopf watches."""
@@ -194,6 +194,7 @@ class Operator:
                 group.create_task(self.queue.run())
                 group.create_task(self.rescaler.run())
                 group.create_task(self._watch())
+                group.create_task(self._relist())
         except* Stopped:
             pass
         except* OtherKinds:
@@ -207,7 +208,41 @@ class Operator:
         self._metrics.leading(False)
         raise LeaseLost(f"lost the Lease {self._settings.namespace}/{self._settings.lease_name}")
 
+    async def _relist(self) -> None:
+        """What is watched for foreign changes alone is also listed now and then: level-triggered, as models are."""
+        kinds = (*handlers.PASSIVE, *((POD_MONITORS,) if self._pod_monitors else ()))
+        while True:
+            await asyncio.sleep(self._settings.resync)
+            try:
+                for resource in kinds:
+                    names = [key for key in self._cache.names() if key[:2] == (resource.api_version, resource.kind)]
+                    found: list[Object] = []
+                    for namespace in self._settings.namespaces or (None,):
+                        found += await self._kube.list(resource, namespace, selector=labels.MODEL)
+                    self._watching.listed(found, names)
+            except ApiError as error:
+                log.info("listing children, again in %g s: %s", self._settings.resync, error)
+
+    async def _served(self) -> None:
+        """Until the API server knows our own kind. kopf looks for kinds once, and would wait for one that comes later
+        without end and without a word."""
+        namespace = self._settings.namespaces[0] if self._settings.namespaces else None
+        told = False
+        while True:
+            try:
+                await self._kube.list(MODELS, namespace, fields="metadata.name=none")
+            except NotFound:
+                if not told:
+                    log.warning("the cluster does not know DisaggregatedModels; waiting for their CRD")
+                told = True
+            except ApiError as error:
+                log.info("looking for DisaggregatedModels: %s", error)
+            else:
+                return
+            await asyncio.sleep(self._settings.lease.retry)
+
     async def _watch(self) -> None:
+        await self._served()
         stop = asyncio.Event()
         namespaces = self._settings.namespaces
         try:

@@ -245,6 +245,10 @@ def owned(desired: Object, owner: Owner) -> Object:
     return {**desired, "metadata": metadata}
 
 
+Step = str | tuple[tuple[str, Any], ...]
+"""Of a path: a key, or the keys by which a list's item is known."""
+
+
 def foreign_changes(intent: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
     """Fields that `intent` sets, with another value in `live` that a manager other than ours put there."""
     found: list[str] = []
@@ -254,25 +258,41 @@ def foreign_changes(intent: Mapping[str, Any], live: Mapping[str, Any]) -> tuple
         for path in _leaves(entry.get("fieldsV1") or {}, ()):
             wanted, there = _at(intent, path), _at(live, path)
             if wanted is not None and wanted != there:
-                found.append(f"{entry.get('manager')}: {'.'.join(path)}")
+                found.append(f"{entry.get('manager')}: {_shown(path)}")
     return tuple(sorted(found)[:16])
 
 
-def _leaves(fields: Mapping[str, Any], path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Paths of plain fields; list items (`k:`, `v:`) are looked into no further than the list."""
-    leaves: list[tuple[str, ...]] = []
+def _leaves(fields: Mapping[str, Any], path: tuple[Step, ...]) -> list[tuple[Step, ...]]:
+    """Paths of plain fields. A list whose items have keys (`k:`) is looked into, for its items may be of several
+    managers; that an item is somebody's (`.`) says nothing of what it holds. Sets (`v:`) are taken whole."""
+    leaves: list[tuple[Step, ...]] = []
     for key, below in fields.items():
-        if not key.startswith("f:"):
-            continue
-        here = (*path, key[2:])
-        deeper = _leaves(below, here) if below else []
-        leaves += deeper or [here]
+        if key.startswith("f:"):
+            here: tuple[Step, ...] = (*path, key[2:])
+            leaves += _leaves(below, here) if _divided(below) else [here]
+        elif key.startswith("k:"):
+            leaves += _leaves(below, (*path, tuple(sorted(json.loads(key[2:]).items()))))
     return leaves
 
 
-def _at(obj: Any, path: tuple[str, ...]) -> Any:
+def _divided(fields: Mapping[str, Any]) -> bool:
+    return any(key.startswith(("f:", "k:")) for key in fields)
+
+
+def _at(obj: Any, path: tuple[Step, ...]) -> Any:
     for step in path:
-        if not isinstance(obj, Mapping):
+        if isinstance(step, tuple):
+            items = obj if isinstance(obj, list) else []
+            obj = next((i for i in items if isinstance(i, Mapping) and all(i.get(k) == v for k, v in step)), None)
+        elif isinstance(obj, Mapping):
+            obj = obj.get(step)
+        else:
             return None
-        obj = obj.get(step)
     return obj
+
+
+def _shown(path: tuple[Step, ...]) -> str:
+    text = ""
+    for step in path:
+        text += f".{step}" if isinstance(step, str) else f"[{','.join(str(value) for _, value in step)}]"
+    return text.removeprefix(".")

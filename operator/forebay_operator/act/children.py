@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay_operator.act.actuator import Actuator
-from forebay_operator.act.apply import Applier, ForeignObject, Owner
+from forebay_operator.act.apply import Applier, ForeignObject, Owner, key_of, owned
 from forebay_operator.act.truce import Truce, Writer, writers_of
 from forebay_operator.api.labels import MODEL
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
@@ -89,6 +89,7 @@ class Children:
         """Deployments whose count is left to somebody else who keeps writing it."""
         key, now = (owner.namespace, owner.name), self._clock()
         truce = self._truces.setdefault(key, Truce())
+        truce.forget(about for about in truce.about() if about[0] == "Deployment" and about[1] not in live)
         applied = self._counts.get(key, {})
         found: set[str] = set()
         for name, deployment in live.items():
@@ -121,6 +122,10 @@ class Children:
         await self._attempt(problems, "Secret", self._actuator.ensure_token(wanted.model, wanted.owner, self._clock()))
         for deployment in wanted.live.values():
             self._applier.cache.seen(deployment)
+        for child in wanted.children:
+            if child["kind"] == "Deployment" and child["metadata"]["name"] not in wanted.live:
+                # Whether a watch has told of its end or not.
+                self._applier.cache.drop(key_of(owned(child, wanted.owner)))
         for child in wanted.children:
             await self._attempt(problems, child["kind"], self._apply(wanted, child), child)
         names = {child["metadata"]["name"] for child in wanted.children}

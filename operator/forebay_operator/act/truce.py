@@ -7,7 +7,7 @@ the truce twice as long. Held in memory: after a restart one more round is fough
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -62,6 +62,15 @@ class Truce:
         if len(held.rounds) > 1:
             held.until = now + min(FIRST_SECONDS * 2.0 ** min(len(held.rounds) - 2, 8), LONGEST_SECONDS)
         return True
+
+    def about(self) -> list[Any]:
+        """All that anything is known of."""
+        return list(self._held)
+
+    def forget(self, gone: Iterable[Hashable]) -> None:
+        """Nobody writes what is not there any more."""
+        for about in list(gone):
+            self._held.pop(about, None)
 
     def holds(self, about: Hashable, now: float) -> bool:
         held = self._held.get(about)

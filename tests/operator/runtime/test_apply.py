@@ -143,3 +143,35 @@ def test_foreign_changes_are_named() -> None:
     ]
     assert foreign_changes(deployment(2), live) == ("kubectl: spec.replicas",)
     assert foreign_changes(deployment(5), live) == ()
+
+
+@pytest.mark.parametrize(
+    ("owned", "expected"),
+    [
+        ({'k:{"name":"engine"}': {".": {}, "f:image": {}}}, ("spec.template.spec.containers[engine].image",)),
+        ({'k:{"name":"engine"}': {"f:env": {'k:{"name":"THEIRS"}': {".": {}, "f:name": {}, "f:value": {}}}}}, ()),
+        ({'k:{"name":"sidecar"}': {".": {}, "f:image": {}}}, ()),
+        ({'k:{"name":"engine"}': {"f:imagePullPolicy": {}}}, ()),
+        (
+            {'k:{"name":"engine"}': {"f:ports": {'k:{"containerPort":80,"protocol":"TCP"}': {"f:name": {}}}}},
+            ("spec.template.spec.containers[engine].ports[80,TCP].name",),
+        ),
+    ],
+    ids=["a field of ours", "a variable of theirs", "a container of theirs", "a field we leave open", "two keys"],
+)
+def test_lists_of_several_managers_are_looked_into(owned: Object, expected: tuple[str, ...]) -> None:
+    """Else whoever adds a variable to a container is told, with each of our applies, that it was put back."""
+    port = {"containerPort": 80, "protocol": "TCP"}
+    env = [{"name": "OURS", "value": "1"}]
+    ours = {"name": "engine", "image": "e:1", "env": env, "ports": [{**port, "name": "http"}]}
+    theirs = {
+        **ours,
+        "image": "e:2",
+        "imagePullPolicy": "Always",
+        "env": [*env, {"name": "THEIRS", "value": "2"}],
+        "ports": [{**port, "name": "web"}],
+    }
+    live = deployment(2, containers=[theirs, {"name": "sidecar", "image": "s:1"}])
+    fields = {"f:spec": {"f:template": {"f:spec": {"f:containers": owned}}}}
+    live["metadata"]["managedFields"] = [{"manager": "kubectl-set", "fieldsV1": fields}]
+    assert foreign_changes(deployment(2, containers=[ours]), live) == tuple(f"kubectl-set: {path}" for path in expected)

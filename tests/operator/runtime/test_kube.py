@@ -111,3 +111,8 @@ async def test_delete_takes_exactly_the_object_meant(api: FakeApi, kube: KubeCli
         await kube.delete(k.SERVICES, "llm", "a", uid="another")
     await kube.delete(k.SERVICES, "llm", "a", uid=made["metadata"]["uid"])
     assert api.find("services", "a") is None
+
+
+@pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("86400", 60.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 1.0)])
+def test_a_wait_that_is_asked_for_has_a_bound(asked: str, waited: float) -> None:
+    assert k.error_of("get", 429, b"{}", asked).retry_after == waited

@@ -100,6 +100,32 @@ async def test_it_comes_to_rest_and_survives_dying_watches(api: FakeApi, cluster
         await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "the change seen after a relist")
 
 
+async def test_a_child_that_went_while_no_watch_told_is_made_again(api: FakeApi, cluster: FakeCluster) -> None:
+    """As when a watch has to begin anew, for 410 Gone: it lists what is there."""
+    async with operator(api, cluster, resync=0.3):
+        api.put(simulated_model(1, 1))
+        await eventually(lambda: ready(api) and cluster.roles() == {"prefill": 1, "decode": 1}, "the model ready")
+        lost = [("services", "assistant-router"), ("poddisruptionbudgets", "assistant-decode")]
+        for plural, name in lost:
+            del api.objects[plural, "llm", name]
+        for plural, name in lost:
+            await eventually(lambda p=plural, n=name: api.find(p, n) is not None, f"{name} made again")  # type: ignore[misc]
+        await rested(api)
+
+
+async def test_a_crd_that_comes_after_the_operator(
+    api: FakeApi, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kopf looks for kinds once."""
+    api.missing.add("disaggregatedmodels")
+    async with operator(api, cluster) as running:
+        await eventually(lambda: "waiting for their CRD" in caplog.text, "a word of it")
+        assert running.operator.alive() is None
+        api.missing.discard("disaggregatedmodels")
+        api.put(simulated_model(1, 1))
+        await eventually(lambda: ready(api), "the model ready")
+
+
 async def test_a_standby_takes_over_and_the_loser_ends(api: FakeApi, cluster: FakeCluster) -> None:
     # Both begin before either leads: kopf, when it ends, cancels every younger task of its loop. In life each has a
     # process of its own.

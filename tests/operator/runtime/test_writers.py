@@ -69,6 +69,23 @@ async def test_an_autoscaler_on_a_child_is_not_fought(bench: Bench) -> None:
     assert bench.condition("ForeignWriter") == ("False", "SoleWriter")
 
 
+async def test_nobody_contests_what_is_not_there_any_more(bench: Bench) -> None:
+    bench.put(model(1, 2))
+    await bench.rest()
+    name = bench.deployment("decode")["metadata"]["name"]
+    for turn in range(6):
+        write(bench, name, "kube-controller-manager", {"replicas": 3}, subresource="scale", time=str(turn))
+        bench.cluster.control()
+        for _ in range(4):
+            await bench.once()
+    assert bench.condition("ForeignWriter") == ("True", "Contested")
+    bench.put(model(1, 2, engine={"type": "Simulated", "image": "e:2", "kvCache": {"memory": "1Gi"}}))
+    await bench.rest()
+    assert bench.api.find("deployments", name) is None
+    assert bench.condition("ForeignWriter") == ("False", "SoleWriter")
+    assert bench.reconciler._children.wake(("llm", "assistant")) is None
+
+
 async def test_a_field_that_another_controller_keeps_writing(bench: Bench) -> None:
     bench.put(model(1, 2))
     await bench.rest()
