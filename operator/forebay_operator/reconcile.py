@@ -17,7 +17,7 @@ from forebay_operator.act.pending import UNDONE
 from forebay_operator.act.roles import RoleChange, Targets, role_changes
 from forebay_operator.api.conditions import Type
 from forebay_operator.api.labels import POOLS, Pool
-from forebay_operator.api.load import SpecError, from_server
+from forebay_operator.api.load import SpecError, read_stored
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.decide import Split
@@ -113,6 +113,9 @@ class Reconciler:
             clock=lambda: wall().timestamp(),
         )
         self._uids: dict[Key, str] = {}
+        self._unknown: dict[Key, tuple[str, ...]] = {}
+        """Fields of a spec that this version does not know, as told last."""
+
         self._problems: dict[Key, tuple[Problem, ...]] = {}
         """Of the last pass that applied the children."""
 
@@ -138,6 +141,8 @@ class Reconciler:
         meta = raw["metadata"]
         if meta.get("deletionTimestamp"):
             # The children go by their ownerReferences, this operator up or not.
+            if self._rescaler is not None:
+                self._rescaler.forget(key)
             return None
         owner = Owner(name, namespace, meta["uid"])
         if self._uids.get(key, owner.uid) != owner.uid:
@@ -147,7 +152,7 @@ class Reconciler:
         gathered = await self._gatherer.gather(raw)
         now = self._wall()
         try:
-            model = from_server(raw)
+            model, unknown = read_stored(raw)
         except SpecError as error:
             text = "; ".join(str(problem) for problem in error.problems)
             problem = Problem(ProblemKind.INVALID_SPEC, f"{raw['kind']} {namespace}/{name}", text[:1000])
@@ -156,6 +161,7 @@ class Reconciler:
                 self._rescaler.forget(key)
             await self._refuse(raw, gathered, problem, now)
             return self._spread(self._resync)
+        self._note_unknown(key, unknown)
         yielded = await self._children.yielded(raw, owner, gathered.deployments)
         turn = take_turn(raw, owner, model, gathered, now, self._surroundings, yielded)
         await self._tell_undone(turn)
@@ -187,6 +193,11 @@ class Reconciler:
             self._children.wake(key),
         ]
         return min(seconds for seconds in due if seconds is not None)
+
+    def _note_unknown(self, key: Key, fields: tuple[str, ...]) -> None:
+        if fields and fields != self._unknown.get(key):
+            log.warning("%s: %s of a later version's CRD have no effect; upgrade the operator", key, ", ".join(fields))
+        self._unknown[key] = fields
 
     def _hear_law(self, turn: Turn) -> Word | None:
         if self._rescaler is None:
@@ -356,6 +367,7 @@ class Reconciler:
             self._rescaler.forget(key)
         self._metrics.forget(key, POOLS)
         self._problems.pop(key, None)
+        self._unknown.pop(key, None)
         uid = self._uids.pop(key, None)
         if uid is not None:
             self._actuator.forget(uid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,11 @@ class Problem:
     """In the file, from 1; None where the text is not to blame."""
 
     message: str
+    at: Path = ()
+    """As `path`, step by step."""
+
+    unknown: bool = False
+    """There is no such field."""
 
     def __str__(self) -> str:
         where = f"line {self.line}: " if self.line else ""
@@ -110,6 +116,27 @@ def from_server(data: Mapping[str, Any]) -> DisaggregatedModel:
     raise SpecError(source, [_problem(detail, None) for detail in details])
 
 
+def read_stored(data: Mapping[str, Any]) -> tuple[DisaggregatedModel, tuple[str, ...]]:
+    """`from_server`, without the fields that this version does not know; their paths.
+
+    The CRD lets only known ones in, and fills their defaults in: those that are unknown here are a later version's.
+    While an upgrade is under way, or after it was taken back, the operator is older than the CRD.
+    """
+    try:
+        return from_server(data), ()
+    except SpecError as error:
+        unknown = [problem.at for problem in error.problems if problem.unknown]
+        if not unknown:
+            raise
+    kept = copy.deepcopy({**data, "spec": data.get("spec") or {}})
+    for path in unknown:
+        node: Any = kept
+        for step in path[:-1]:
+            node = node[step]
+        del node[path[-1]]
+    return from_server(kept), tuple(_dotted(path) for path in unknown)
+
+
 def _validate(data: dict[str, Any], node: yaml.Node, source: str) -> DisaggregatedModel:
     data.pop("status", None)
     metadata = data.get("metadata")
@@ -142,7 +169,8 @@ class _Loader(yaml.SafeLoader):
 
 def _problem(detail: ErrorDetails, root: yaml.Node | None) -> Problem:
     path = tuple(step for step in detail["loc"] if step != "[key]")
-    return Problem(_dotted(path), None if root is None else _line(root, path), _message(detail, path))
+    line = None if root is None else _line(root, path)
+    return Problem(_dotted(path), line, _message(detail, path), path, detail["type"] == "extra_forbidden")
 
 
 def _dotted(path: Path) -> str:

@@ -117,6 +117,15 @@ async def test_children_of_a_deleted_model_go_and_nothing_is_remembered(bench: B
     assert kinds(bench.api)["deployments"] == 3
 
 
+async def test_a_deployment_that_went_without_a_word_is_made_again(bench: Bench) -> None:
+    bench.put(model())
+    await bench.rest()
+    name = bench.deployment("decode")["metadata"]["name"]
+    del bench.api.objects["deployments", "llm", name]
+    await bench.rest()
+    assert bench.api.find("deployments", name) is not None
+
+
 async def test_scale_in_loses_no_request(bench: Bench) -> None:
     bench.put(model(1, 4))
     await bench.rest()
@@ -346,7 +355,7 @@ async def test_a_spec_only_the_operator_can_judge(bench: Bench) -> None:
     bench.put(model())
     await bench.rest()
     before = bench.state()
-    bench.put(model(spec_that_no_version_knows={"a": 1}))
+    bench.put(model(router={"podTemplate": {"spec": {"priority": 1.5}}}))
     await bench.rest()
     assert bench.condition("Stalled") == ("True", "InvalidSpec")
     assert bench.live()["observedGeneration"] == 2
@@ -354,6 +363,25 @@ async def test_a_spec_only_the_operator_can_judge(bench: Bench) -> None:
     bench.put(model())
     await bench.rest()
     assert bench.condition("Stalled")[0] == "False"
+
+
+async def test_an_operator_that_is_older_than_the_crd_goes_on(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """In an upgrade the CRD comes first, and fills in the defaults of its new fields."""
+    bench.put(model())
+    await bench.rest()
+    scaling = {"ratio": {"min": "1:9", "max": "9:1", "step": 2}, "foresight": "Enabled"}
+    bench.put(model(1, 3, scaling=scaling, later={"a": [1]}))
+    await bench.rest()
+    assert bench.condition("Stalled") == ("False", "NotStalled")
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 3}
+    told = [record.message for record in caplog.records if "later version's CRD" in record.message]
+    assert len(told) == 1, "once, not with every look"
+    for field in ("spec.later", "spec.scaling.foresight", "spec.scaling.ratio.step"):
+        assert field in told[0]
+    bench.put(model(1, 2, later=1, router={"podTemplate": {"spec": {"priority": 1.5}}}))
+    await bench.rest()
+    assert bench.condition("Stalled") == ("True", "InvalidSpec"), "what is wrong stays wrong"
+    assert "priority" in bench.message("Stalled")
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ async def test_a_model_that_is_gone_is_not_looked_at(world: World) -> None:
 async def test_a_spec_that_cannot_be_read_stops_the_law_and_a_mended_one_goes_on_from_its_memory(world: World) -> None:
     await world.live(70)
     assert world.bench.live()["memory"]["law"]
-    world.bench.put(model(1, 5, spec_that_no_version_knows={"a": 1}))
+    world.bench.put(model(1, 5, router={"podTemplate": {"spec": {"priority": 1.5}}}))
     await world.bench.rest()
     assert world.bench.condition("Stalled") == ("True", "InvalidSpec")
     with pytest.raises(KeyError):
