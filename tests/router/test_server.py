@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 
 import pytest
@@ -208,3 +209,16 @@ async def test_bodies_take_bounded_room(start_bench: StartBench) -> None:
 
     await until(room, "what the other took is free again", 5)
     check(await ask(bench, completion()), completion())
+
+
+async def test_small_packets_are_sent_at_once_on_both_sides(start_bench: StartBench) -> None:
+    """Without TCP_NODELAY a token may wait 40 ms for the peer's acknowledgement of the one before."""
+    bench = await start_bench(ONE_PAIR)
+    check(await ask(bench, completion()), completion())
+    to_clients = [connection.transport for connection in bench.listener.connections]
+    to_workers = [c._transport for idle in bench.router._client._pool._idle.values() for c in idle]
+    assert to_clients
+    assert to_workers
+    for transport in (*to_clients, *to_workers):
+        assert transport is not None
+        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
