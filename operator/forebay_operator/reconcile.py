@@ -155,15 +155,18 @@ class Reconciler:
             model, unknown = read_stored(raw)
         except SpecError as error:
             text = "; ".join(str(problem) for problem in error.problems)
-            problem = Problem(ProblemKind.INVALID_SPEC, f"{raw['kind']} {namespace}/{name}", text[:1000])
-            if self._rescaler is not None:
-                # It goes on from its checkpoint in status once the spec can be read.
-                self._rescaler.forget(key)
-            await self._refuse(raw, gathered, problem, now)
+            await self._refuse(raw, gathered, text, now)
             return self._spread(self._resync)
         self._note_unknown(key, unknown)
         yielded = await self._children.yielded(raw, owner, gathered.deployments)
-        turn = take_turn(raw, owner, model, gathered, now, self._surroundings, yielded)
+        try:
+            turn = take_turn(raw, owner, model, gathered, now, self._surroundings, yielded)
+        except Exception as error:
+            # Else only the log would ever know why nothing comes of this model.
+            log.exception("%s: taking its turn", key)
+            text = f"nothing can be made of it ({type(error).__name__}); see the operator's log and report it"
+            await self._refuse(raw, gathered, text, now)
+            return PROBLEM_SECONDS
         await self._tell_undone(turn)
         word = self._hear_law(turn)
         if word is not None and word.move is not None:
@@ -285,9 +288,13 @@ class Reconciler:
             self._metrics.workers(turn.key, pool, turn.targets[pool], len(observation.in_role(pool)))
         return await self._put_status(turn.raw, status)
 
-    async def _refuse(self, raw: Object, gathered: Gathered, problem: Problem, now: datetime) -> None:
+    async def _refuse(self, raw: Object, gathered: Gathered, text: str, now: datetime) -> None:
         """The spec can't be read: say so, change nothing. What runs goes on, and so does what was under way."""
         meta, previous = raw["metadata"], raw.get("status") or {}
+        problem = Problem(ProblemKind.INVALID_SPEC, f"{raw['kind']} {meta['namespace']}/{meta['name']}", text[:1000])
+        if self._rescaler is not None:
+            # It goes on from its checkpoint in status once the spec can be read.
+            self._rescaler.forget((meta["namespace"], meta["name"]))
         observation = replace(gathered.observation, problems=(problem, *gathered.observation.problems))
         targets: dict[Pool, int] = {pool: int((previous.get(pool) or {}).get("target") or 0) for pool in POOLS}
         status = self._build_status(

@@ -186,6 +186,7 @@ def test_expansion_without_variables_only_halves_double_dollars(text: str) -> No
         ({"c": [{"name": "x"}]}, {"c": [{"name": "z", "$patch": "delete"}]}, {"c": [{"name": "x"}]}),
         ({}, {"a": {"$patch": "replace", "b": {"c": None, "d": 1}}}, {"a": {"b": {"d": 1}}}),
         ({"a": {"b": 1}}, {"$patch": "delete"}, {}),
+        ({"c": [{"name": "x"}]}, {"c": [{"name": ["x"]}]}, {"c": [{"name": ["x"]}]}),
     ],
 )
 def test_merge(base: Any, patch: Any, merged: Any) -> None:

@@ -46,7 +46,9 @@ def _merge(base: Any, patch: Any) -> Any:
 
 
 def _named(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(i, dict) and "name" in i for i in value)
+    """A name that is no string is the API server's to refuse."""
+    named = isinstance(value, list) and bool(value)
+    return named and all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in value)
 
 
 def merge_template(built: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forebay_operator import reconcile
 from forebay_operator.api import labels
 from forebay_operator.queue import RetryAfter
 from support.fake_cluster import native_model
@@ -363,6 +364,27 @@ async def test_a_spec_only_the_operator_can_judge(bench: Bench) -> None:
     bench.put(model())
     await bench.rest()
     assert bench.condition("Stalled")[0] == "False"
+
+
+async def test_a_fault_of_the_operators_own_is_told_in_status(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.put(model())
+    await bench.rest()
+    before = bench.state()
+
+    def fail(*_: Any) -> Any:
+        raise TypeError("unforeseen")
+
+    bench.put(model(1, 3))
+    with monkeypatch.context() as patched:
+        patched.setattr(reconcile, "take_turn", fail)
+        await bench.rest()
+        assert bench.condition("Stalled") == ("True", "InvalidSpec")
+        assert "(TypeError); see the operator's log and report it" in bench.message("Stalled")
+        assert bench.live()["observedGeneration"] == 2
+        assert bench.state()["replicas"] == before["replicas"]
+    await bench.rest()
+    assert bench.condition("Stalled")[0] == "False"
+    assert bench.cluster.roles() == {"prefill": 1, "decode": 3}
 
 
 async def test_an_operator_that_is_older_than_the_crd_goes_on(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
