@@ -95,11 +95,12 @@ def plan(
         for pool in POOLS:
             operation = operation or _begin(observation, pool, goals, rules, draft, now)
     current = {goal.deployment for goal in goals.values()}
+    done = {d.pool for d in observation.deployments if d.name in current and observation.all_ready(d)}
     for view in observation.deployments:
         if view.pool is None or view.name in current or view.replicas or pods_of(observation, view):
             continue
         # Until then the rollout is not over, and this is what shows it (status/conditions.py).
-        if _all_ready(observation, goals[view.pool]):
+        if view.pool in done:
             draft.remove.append(view.name)
             del draft.replicas[view.name]
     leaving = operation.uid if operation is not None else None
@@ -116,15 +117,6 @@ def plan(
         waiting=draft.waiting,
         limits=tuple(draft.limits),
     )
-
-
-def _all_ready(observation: Observation, goal: PoolGoal) -> bool:
-    """Every worker of a pool's current revision is there and ready."""
-    current = next((d for d in observation.deployments if d.name == goal.deployment), None)
-    if current is None or not current.replicas:
-        return False
-    staying = [pod for pod in pods_of(observation, current) if not pod.terminating]
-    return len(staying) >= current.replicas and all(pod.ready for pod in staying)
 
 
 def _advance(

@@ -196,6 +196,12 @@ class Observation:
         """Pods that serve in `role` now."""
         return tuple(pod for pod in self.pods if pod.serving and pod.serves_as == role)
 
+    def all_ready(self, deployment: DeploymentView) -> bool:
+        """Whether every worker that a Deployment should have is there and ready."""
+        of = [pod for pod in self.pods if pod.pool == deployment.pool and pod.revision == deployment.revision]
+        staying = [pod for pod in of if not pod.terminating]
+        return len(staying) >= deployment.replicas > 0 and all(pod.ready for pod in staying)
+
     def of_pool(self, pool: Pool) -> tuple[PodView, ...]:
         """Pods whose home is `pool`, in any state."""
         return tuple(pod for pod in self.pods if pod.pool == pool)

@@ -116,11 +116,14 @@ def reconciling(facts: Facts) -> Verdict:
 
 
 def _rolls(observation: Observation, pool: Pool) -> bool:
-    """An older revision is there until the last worker of the latest one serves (act/plan.py)."""
+    """An older revision's Deployment is there until the last worker of the latest one serves (act/plan.py), and longer
+    where a pod of it is stuck Terminating."""
     mine = [d for d in observation.deployments if d.pool == pool]
     if not observation.wanted:
         return sum(d.replicas > 0 for d in mine) > 1
-    return any(d.name not in observation.wanted for d in mine)
+    older = [d for d in mine if d.name not in observation.wanted]
+    latest = [d for d in mine if d.name in observation.wanted]
+    return any(d.replicas for d in older) or (bool(older) and not any(observation.all_ready(d) for d in latest))
 
 
 def _router_rolls(observation: Observation, router: DeploymentView) -> bool:

@@ -135,7 +135,7 @@ CASES: list[tuple[str, Observation, dict[str, Any], Type, str, str, str]] = [
     (
         "an empty old revision is there until the last of the latest serves",
         replace(
-            HEALTHY,
+            unready("decode"),
             deployments=(*DEPLOYMENTS, deployment("decode", 0, revision="r0")),
             wanted={"prefill-r1": "r1", "decode-r1": "r1", "router-r1": "r1"},
         ),
@@ -144,6 +144,20 @@ CASES: list[tuple[str, Observation, dict[str, Any], Type, str, str, str]] = [
         "True",
         "RollingOut",
         "decode workers are being moved",
+    ),
+    (
+        "what is left of it is stuck Terminating",
+        replace(
+            HEALTHY,
+            pods=(*HEALTHY.pods, pod("decode", 9, revision="r0", ready=False, terminating=True)),
+            deployments=(*DEPLOYMENTS, deployment("decode", 0, revision="r0")),
+            wanted={"prefill-r1": "r1", "decode-r1": "r1", "router-r1": "r1"},
+        ),
+        {},
+        Type.RECONCILING,
+        "False",
+        "UpToDate",
+        "",
     ),
     (
         "a person must act before it can go on",
