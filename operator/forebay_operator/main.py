@@ -82,12 +82,23 @@ def parse_args(argv: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--engine-image", help="for models that name none")
     parser.add_argument("--router-image", help="for models that name none")
     parser.add_argument("--monitoring-namespace", help="where Prometheus runs: NetworkPolicies let it in")
+    parser.add_argument(
+        "--api-server-port",
+        action="append",
+        type=int,
+        metavar="PORT",
+        help="that NetworkPolicies let routers reach; may be given several times (default: 443 and 6443)",
+    )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     args = parser.parse_args(argv)
     if not 1 <= args.workers <= 256:
         parser.error(f"--workers is {args.workers}; must be from 1 to 256")
     if not 0 <= args.port <= 65535:
         parser.error(f"--port is {args.port}; must be from 0 to 65535")
+    ports = tuple(args.api_server_port or Surroundings().api_server_ports)
+    for port in ports:
+        if not 1 <= port <= 65535:
+            parser.error(f"--api-server-port is {port}; must be from 1 to 65535")
     return Settings(
         namespace=args.operator_namespace,
         identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}",
@@ -100,6 +111,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Settings:
         surroundings=Surroundings(
             operator_namespace=args.operator_namespace,
             monitoring_namespace=args.monitoring_namespace,
+            api_server_ports=ports,
             engine_image=args.engine_image,
             router_image=args.router_image,
         ),

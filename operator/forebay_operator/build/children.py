@@ -38,7 +38,7 @@ def children(
         router_role(model),
         router_role_binding(model),
         worker_network_policy(model, surroundings),
-        router_network_policy(model),
+        router_network_policy(model, surroundings),
         *(pool_disruption_budget(model, pool) for pool in POOLS),
         router_disruption_budget(model),
         *(worker_deployment(model, pool, replicas=replicas[pool], surroundings=surroundings) for pool in POOLS),

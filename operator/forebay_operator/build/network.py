@@ -21,7 +21,6 @@ Rule = dict[str, Any]
 _HTTP = {"protocol": "TCP", "port": ports.HTTP}
 _UCX = {"protocol": "TCP", "port": ports.UCX_TCP_FIRST, "endPort": ports.UCX_TCP_LAST}
 _HTTPS = {"protocol": "TCP", "port": 443}
-_API_SERVER = {"protocol": "TCP", "port": 6443}
 # To any address: node-local DNS caches listen on link-local ones, which no selector matches.
 _DNS: Rule = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
@@ -46,7 +45,7 @@ def worker_network_policy(model: DisaggregatedModel, surroundings: Surroundings 
     )
 
 
-def router_network_policy(model: DisaggregatedModel) -> dict[str, Any] | None:
+def router_network_policy(model: DisaggregatedModel, surroundings: Surroundings = NOWHERE) -> dict[str, Any] | None:
     """Router: HTTP from anywhere, since clients are; to workers, to the API server (pod watch) and to DNS."""
     if model.spec.network_policy == "Disabled":
         return None
@@ -59,7 +58,7 @@ def router_network_policy(model: DisaggregatedModel) -> dict[str, Any] | None:
         egress=[
             {"to": [_pods(selector(name, "worker"))], "ports": [_HTTP]},
             # No selector can name the API server: it is no pod. Policies see its Service or its own port, by plugin.
-            {"ports": [_HTTPS, _API_SERVER]},
+            {"ports": [{"protocol": "TCP", "port": port} for port in surroundings.api_server_ports]},
             _DNS,
         ],
     )

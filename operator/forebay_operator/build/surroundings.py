@@ -17,6 +17,9 @@ class Surroundings:
     monitoring_namespace: str | None = None
     """Where Prometheus runs: NetworkPolicies let it scrape. None: they don't."""
 
+    api_server_ports: tuple[int, ...] = (443, 6443)
+    """Those of its Service and of its own: by network plugin a NetworkPolicy sees the one or the other."""
+
     pod_monitors: bool = False
     """The cluster has the kind PodMonitor (monitoring.coreos.com/v1)."""
 

@@ -39,11 +39,14 @@ def surroundings_of(operator: Mapping[str, Any] | None, *, pod_monitors: bool) -
     """What an operator builds children with, read off its own Deployment's arguments. None: the defaults."""
     if operator is None:
         return Surroundings(pod_monitors=pod_monitors)
-    given = dict(_arguments(operator))
+    arguments = _arguments(operator)
+    given = dict(arguments)
+    ports = tuple(int(value) for name, value in arguments if name == "--api-server-port" and value.isdigit())
     return Surroundings(
         operator_namespace=operator["metadata"]["namespace"],
         operator_labels=NOWHERE.operator_labels,
         monitoring_namespace=given.get("--monitoring-namespace"),
+        api_server_ports=ports or NOWHERE.api_server_ports,
         pod_monitors=pod_monitors,
         engine_image=given.get("--engine-image"),
         router_image=given.get("--router-image"),

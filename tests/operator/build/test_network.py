@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def pods(model: DisaggregatedModel) -> dict[str, Host]:
 
 
 def policies(model: DisaggregatedModel, surroundings: Surroundings = SURROUNDINGS) -> list[dict[str, Any]]:
-    built = [worker_network_policy(model, surroundings), router_network_policy(model)]
+    built = [worker_network_policy(model, surroundings), router_network_policy(model, surroundings)]
     assert all(policy is not None for policy in built)
     return [policy for policy in built if policy is not None]
 
@@ -106,3 +107,16 @@ def test_only_a_worker_that_fetches_its_model_may_leave_the_cluster() -> None:
     model = make_model({"model.source": "cache://smollm2-135m"})
     hosts = pods(model)
     assert connects(policies(model), hosts["decode"], hosts["outside"], 443)
+
+
+def test_routers_reach_the_api_server_by_its_ports() -> None:
+    """A plugin that sees the server's own port, and not its Service's, would keep routers from finding any worker."""
+    model = make_model({})
+
+    def reach(surroundings: Surroundings) -> dict[int, bool]:
+        held, host = policies(model, surroundings), pods(model)
+        return {port: connects(held, host["router"], host["outside"], port) for port in (443, 6443, 16443)}
+
+    assert reach(SURROUNDINGS) == {443: True, 6443: True, 16443: False}
+    given = replace(SURROUNDINGS, api_server_ports=(443, 16443))
+    assert reach(given) == {443: True, 6443: False, 16443: True}

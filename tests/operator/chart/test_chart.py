@@ -83,6 +83,8 @@ def test_the_operator_understands_its_arguments(values: str) -> None:
     assert settings.port == container["ports"][0]["containerPort"] == given.get("metrics", {}).get("port", 8080)
     assert settings.surroundings.engine_image == given.get("engineImage")
     assert settings.surroundings.monitoring_namespace == given.get("metrics", {}).get("monitoringNamespace")
+    ports = given.get("networkPolicy", {}).get("apiServerPorts", [443, 6443])
+    assert list(settings.surroundings.api_server_ports) == ports
     assert settings.log_level == given.get("logLevel", "info")
 
 
@@ -215,6 +217,8 @@ def test_the_operator_reaches_models_pods_and_only_prometheus_reaches_it() -> No
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     ]
     assert {"ports": [{"protocol": "TCP", "port": 9090}]} in full["egress"]
+    for egress, own in ((policy["egress"], 6443), (full["egress"], 16443)):
+        assert [port["port"] for port in egress[0]["ports"]] == [443, own], "the API server"
 
 
 # CRD and generated files
