@@ -316,7 +316,7 @@ class Reconciler:
 
         False when the server leaves it as it is: a field that is to go is another field manager's too.
         """
-        previous = raw.get("status") or {}
+        previous, status = raw.get("status") or {}, _filled(status)
         # Conditions of other managers are theirs: they stay where they are, and are no difference.
         ours = [c for c in previous.get("conditions") or [] if c["type"] in set(Type)]
         if status == {**previous, "conditions": ours}:
@@ -391,3 +391,10 @@ def _resized_counts(turn: Turn, homes: Split | None) -> Mapping[Pool, int]:
         return turn.counts
     before = turn.homes.wanted
     return {pool: turn.counts[pool] + getattr(homes, pool) - getattr(before, pool) for pool in POOLS}
+
+
+def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without maps that hold nothing. Server-side apply makes a null of one that goes from some fields to none, and the
+    API server then refuses the whole status, or keeps what differs from what we write, and we write it again."""
+    said = {key: _filled(value) if isinstance(value, Mapping) else value for key, value in fields.items()}
+    return {key: value for key, value in said.items() if value != {}}

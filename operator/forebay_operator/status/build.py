@@ -122,7 +122,7 @@ def _pool(facts: Facts, pool: Pool) -> PoolStatus:
 
 
 def _latency(view: LatencyView | None, previous: Mapping[str, Any]) -> Latency | None:
-    if view is None:
+    if view is None or view == LatencyView():
         return None
     return Latency(
         time_to_first_token_p95_milliseconds=steady_int(

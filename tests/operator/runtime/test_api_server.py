@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.gather import Nodes
 from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
 from forebay_operator.observe.router_report import Totals
+from forebay_operator.observe.types import LatencyView
 from forebay_operator.pilot import Checkpoint, Pilot
 from forebay_operator.preview.changes import Action
 from forebay_operator.preview.forecast import Fate
 from forebay_operator.preview.preview import Preview, preview
+from forebay_operator.reconcile import _filled
 from forebay_operator.rescaler import write_checkpoint
 from forebay_operator.settings import Settings
 from forebay_operator.status.build import build_status
@@ -66,6 +68,7 @@ class PodWorkers:
     """Addresses are unique in a namespace only: each test has kubelets of its own."""
 
     running: dict[str, int] = field(default_factory=dict)
+    latency: LatencyView | None = None
 
     async def loads(self, routers: Sequence[str]) -> Loads:
         states = []
@@ -74,7 +77,7 @@ class PodWorkers:
             if labels.POOL in marks:
                 load = LoadReport("e", 1, ready=True, running=self.running.get(name, 0))
                 states.append(WorkerState(name, "draining" if labels.DRAINING in marks else "ready", 0.1, load))
-        return combine([RouterReport(workers=states) for _ in routers])
+        return replace(combine([RouterReport(workers=states) for _ in routers]), latency=self.latency)
 
     async def drain(self, address: str, token: str, draining: bool, *, move: bool = False) -> DrainResponse | None:
         for name, pod in self.kubelets.seen.items():
@@ -319,6 +322,43 @@ async def test_the_laws_checkpoint_comes_back_as_it_was_written(site: Site) -> N
     again = await site.kube.apply(k.MODELS, status, force=True, subresource="status")
     assert again["metadata"]["resourceVersion"] == after["metadata"]["resourceVersion"]
     assert made["metadata"]["uid"] == after["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("left", [LatencyView(), None], ids=["no request in the window", "no router answers"])
+async def test_figures_of_a_status_go_when_traffic_ends(site: Site, left: LatencyView | None) -> None:
+    """The real server makes a null of a map that loses all its fields, and refuses that."""
+
+    async def figures() -> Any:
+        return (await site.model())["status"].get("latency")
+
+    site.workers.latency = LatencyView(640, 31, 99)
+    async with site.operator():
+        await site.apply(simulated_model(1, 1))
+        await site.until("settled", site.is_settled)
+        await site.until("figures", figures)
+        site.workers.latency = left
+        await site.apply(simulated_model(1, 1, drain={"timeoutSeconds": 30}))
+        await site.until("the newest spec seen", site.is_settled)
+        assert await figures() is None
+
+
+@pytest.mark.parametrize("path", [("memory", "law", "believed"), ("decision", "inputs")], ids="/".join)
+async def test_no_empty_map_is_written_to_a_status(site: Site, path: tuple[str, ...]) -> None:
+    """What a map held goes, the real server lets it, and what it then has is what was written."""
+
+    def status(value: Object) -> Object:
+        for key in reversed(path):
+            value = {key: value}
+        if "decision" in value:
+            value["decision"] |= {"time": "2026-01-01T00:00:00Z", "action": "Hold", "reason": "Steady"}
+        return {"observedGeneration": 1, **value}
+
+    await site.kube.apply(k.MODELS, _bare(site), force=True)
+    for value in ({"a": 1}, {}):
+        written = _filled(status(value))
+        body = {key: held for key, held in _bare(site).items() if key != "spec"} | {"status": written}
+        after = await site.kube.apply(k.MODELS, body, force=True, subresource="status")
+        assert after["status"] == written
 
 
 async def test_the_law_grows_a_pool_and_shrinks_it_again(site: Site) -> None:
