@@ -41,7 +41,10 @@ PASSIVE: Final = (SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, BUDGETS, NET
 them all. They are asked for by name (act/actuator.py, observe/references.py)."""
 
 NODE_DELAY_SECONDS: Final = 2.0
-"""Nodes change in groups."""
+"""Nodes change in groups: after a cordon, or one that got ready or lost."""
+
+NODE_FACTS_DELAY_SECONDS: Final = 10.0
+"""After another change of labels or resources: nothing depends on it at once, and each is a look at every model."""
 
 
 Login = Callable[..., kopf.ConnectionInfo | None]
@@ -73,7 +76,7 @@ class Watches:
         self._clock = clock
         self._on_nodes = on_nodes
         self._models: set[Key] = set()
-        self._nodes: dict[str, str] = {}
+        self._nodes: dict[str, tuple[str, str]] = {}
 
     def model(self, kind: str | None, obj: Mapping[str, Any]) -> None:
         key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
@@ -116,17 +119,25 @@ class Watches:
         name = obj["metadata"]["name"]
         status, spec = obj.get("status") or {}, obj.get("spec") or {}
         ready = [c.get("status") for c in status.get("conditions") or [] if c.get("type") == "Ready"]
-        facts = [obj["metadata"].get("labels"), status.get("allocatable"), spec.get("unschedulable"), ready]
-        mark = "" if kind == "DELETED" else hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        if self._nodes.get(name, "") == mark:
+        held = self._nodes.get(name)
+        mark = (
+            _mark(spec.get("unschedulable"), ready),
+            _mark(obj["metadata"].get("labels"), status.get("allocatable")),
+        )
+        if kind == "DELETED":
+            self._nodes.pop(name, None)
+        elif held == mark:
             return
-        if mark:
-            self._nodes[name] = mark
         else:
-            del self._nodes[name]
+            self._nodes[name] = mark
         self._on_nodes()
+        facts_alone = kind != "DELETED" and held is not None and held[0] == mark[0]
         for key in self._models:
-            self._queue.add(key, NODE_DELAY_SECONDS)
+            self._queue.add(key, NODE_FACTS_DELAY_SECONDS if facts_alone else NODE_DELAY_SECONDS)
+
+
+def _mark(*facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def registry(

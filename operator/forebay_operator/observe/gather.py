@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 NODES_SECONDS: Final = 5.0
 """Nodes are read at most this often, for all models together."""
 
+NODES_LEAST_SECONDS: Final = 1.0
+"""And so often when one has changed: a thousand of them are a long list, and some node changes all the time. It is
+shorter than models wait for such a change (handlers.NODE_DELAY_SECONDS)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
@@ -47,22 +51,29 @@ class Nodes:
     readable: bool = True
     _held: tuple[NodeView, ...] | None = None
     _read_at: float | None = None
+    _stale: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def views(self) -> tuple[NodeView, ...] | None:
         async with self._lock:
-            if not self.readable or (self._read_at is not None and self.clock() - self._read_at < NODES_SECONDS):
+            least = NODES_LEAST_SECONDS if self._stale else NODES_SECONDS
+            if not self.readable or (self._read_at is not None and self.clock() - self._read_at < least):
                 return self._held
+            # Before they are asked for: what changes meanwhile is another reason to ask.
+            self._stale = False
             try:
                 self._held = tuple(objects.node_view(node) for node in await self.kube.list(NODES, None))
             except Forbidden as error:
                 log.info("nodes are not readable, so GPU pinning is not checked: %s", error)
                 self._held, self.readable = None, False
+            except BaseException:
+                self._stale = True
+                raise
             self._read_at = self.clock()
             return self._held
 
     def changed(self) -> None:
-        self._read_at = None
+        self._stale = True
 
 
 class Gatherer:

@@ -14,10 +14,11 @@ from forebay_operator.act.apply import ApplyCache
 from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.health import HealthServer
-from forebay_operator.kube import KubeClient
+from forebay_operator.kube import ApiError, KubeClient
 from forebay_operator.main import LeaseLost, parse_args
 from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.discovery import has_pod_monitors
+from forebay_operator.observe.gather import Nodes
 from forebay_operator.watching import WatchHealth
 from support.fake_cluster import FakeCluster, simulated_model
 from support.fake_kube import Call, FakeApi, Object, Refused, eventually
@@ -209,9 +210,11 @@ def test_what_watches_reported_is_not_kept_for_ever() -> None:
 class Asked:
     def __init__(self) -> None:
         self.keys: list[tuple[str, str]] = []
+        self.delays: list[float] = []
 
     def add(self, key: tuple[str, str], delay: float = 0.0) -> None:
         self.keys.append(key)
+        self.delays.append(delay)
 
     def forget(self, key: tuple[str, str]) -> None: ...
 
@@ -250,6 +253,50 @@ def test_a_nodes_heartbeat_is_no_news() -> None:
     watches.node("MODIFIED", {**node, "spec": {"unschedulable": True}})
     watches.node("DELETED", node)
     assert asked.keys == [KEY, KEY]
+
+
+@pytest.mark.parametrize(
+    ("change", "delay"),
+    [
+        ({"spec": {"unschedulable": True}}, handlers.NODE_DELAY_SECONDS),
+        ({"status": {"allocatable": {}, "conditions": [{"type": "Ready", "status": "False"}]}}, 2.0),
+        ({"status": {"allocatable": {"nvidia.com/gpu": "5"}}}, handlers.NODE_FACTS_DELAY_SECONDS),
+        ({"metadata": {"name": "n1", "labels": {"a": "b"}}}, handlers.NODE_FACTS_DELAY_SECONDS),
+    ],
+    ids=["cordoned", "lost", "resources", "labels"],
+)
+def test_how_soon_models_are_looked_at_after_a_node_has_changed(change: Object, delay: float) -> None:
+    """In a large cluster some node changes all the time: not each may bring every model at once."""
+    asked = Asked()
+    watches = handlers.Watches(asked, ApplyCache(), WatchHealth(60.0), lambda: 0.0)
+    watches.model("ADDED", simulated_model())
+    node: Object = {"metadata": {"name": "n1"}, "status": {"allocatable": {"nvidia.com/gpu": "4"}}}
+    watches.node(None, node)
+    asked.delays.clear()
+    watches.node("MODIFIED", {**node, **change})
+    assert asked.delays == [delay]
+
+
+async def test_nodes_are_listed_once_a_second_however_many_change(api: FakeApi, kube: KubeClient) -> None:
+    now = 100.0
+    nodes = Nodes(kube, lambda: now)
+    for step in range(40):
+        now = 100.0 + step / 10
+        nodes.changed()
+        await nodes.views()
+    assert sum(call.plural == "nodes" for call in api.calls) == 4
+    now += 2.0
+    api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    nodes.changed()
+
+    def before(call: Call) -> None:
+        api.before = None
+        raise Refused(500, "InternalError")
+
+    api.before = before
+    with pytest.raises(ApiError):
+        await nodes.views()
+    assert [view.name for view in await nodes.views() or ()] == ["n1"], "a change is never older than its models' look"
 
 
 async def test_pod_monitors_are_used_where_there_are_any(api: FakeApi, kube: KubeClient) -> None:
