@@ -30,6 +30,9 @@ SOAK = "soak"
 
 def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
+    # A shell starts what runs in the background with SIGINT ignored, pytest would inherit that and end without its
+    # fixtures' ends.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return _on_some_cluster()
     except KeyboardInterrupt:

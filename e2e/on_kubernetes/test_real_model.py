@@ -134,9 +134,8 @@ async def test_kv_moves_between_the_nodes(deployed: Deployed, site: KubernetesSi
     print(f"\nboth workers serve after {took:.1f} s; {moved} bytes moved, {expected} in blocks, {wire} on the wire")
     # Pods of two nodes share neither memory nor RDMA.
     assert moved == {"TCP": expected}
-    # They came over the pod's network. A read ahead that is under way when its pull begins is read again, so that more
-    # may cross it than is moved.
-    assert expected <= wire <= 2 * expected + 1_000_000
+    # They came over the pod's network, once: the rest is headers, requests and the polls of this test.
+    assert expected <= wire <= 1.1 * expected + 1_000_000
 
     async def told() -> bool:
         return bool((await site.model())["status"].get("transport", {}).get("inUse") == "TCP")
