@@ -27,6 +27,10 @@ _SCALE = """
 
 `kubectl scale dm NAME --replicas=N`, or an HPA on the model, sets `spec.replicas`: the sum of the workers of both
 pools. Forebay keeps the split. Leave `spec.replicas` out of Git where something else sets it.
+
+An HPA reads it before it sets it, and without it the API server has no /scale to show: `kubectl scale` the model once
+when you add the HPA. To give the pools back to their bounds, remove the HPA, then the field:
+`kubectl patch dm NAME --type=merge -p '{"spec":{"replicas":null}}'`.
 """
 
 

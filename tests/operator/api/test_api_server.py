@@ -63,6 +63,9 @@ def test_scale_sets_the_sum_of_workers_and_status_is_apart(server: Server) -> No
     status, made = server.create(MODELS, manifest, dry=False)
     assert status == 201, made
     path = f"{MODELS}/assistant"
+    status, answer = server.request("GET", f"{path}/scale")
+    assert status == 500, "an HPA can't begin before somebody has set it once (docs/api.md)"
+    assert "the spec replicas field" in answer["message"]
     status, _ = server.request(
         "PATCH", f"{path}/scale", {"spec": {"replicas": 5}}, content_type="application/merge-patch+json"
     )
