@@ -145,6 +145,9 @@ def _advance(
         draft.waiting = f"for {operation.pod} to be taken"
         return operation
     if gone:
+        if observation.all_ready(deployment):
+            # Nobody looked for a while, and its replacement serves: the ReplicaSet would take one that is not drained.
+            return None
         # It left by itself, and its replacement is younger and not ready: the count can follow at once.
         _shrink(operation, draft)
         return operation

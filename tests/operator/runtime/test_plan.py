@@ -113,6 +113,25 @@ def test_when_another_pod_was_taken_the_victim_is_released() -> None:
     assert step.release == (operation.pod,)
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_victim_that_went_by_itself(ready: bool) -> None:
+    """Evicted while no operator looked, say. Its replacement may serve by now: then the count may not just follow."""
+    world = running({"prefill-r1": 1, "decode-r1": 3})
+    operation = plan(world.observe(), goals(1, 2), None, frozenset(), RULES, NOW).operation
+    assert operation is not None
+    world.pods = [p for p in world.pods if p.uid != operation.uid]
+    world.control(ready=ready)
+    replacement = next(p for p in world.pods if p.name == "decode-r1-5")
+    assert replacement.ready is ready
+    step = plan(world.observe(), goals(1, 2), operation, frozenset(), RULES, NOW)
+    assert (step.shrink, step.replicas["decode-r1"]) == ((None, 3) if ready else ("decode-r1", 2))
+    world.change("decode-r1-5", load=report(running=4))
+    settle(world, goals(1, 2), operation=operation)
+    (gone,) = world.deleted
+    assert gone.draining or not ready, "who serves is drained first"
+    assert (gone.name == replacement.name) is not ready
+
+
 def test_a_spec_taken_back_releases_the_victim() -> None:
     world = running({"prefill-r1": 1, "decode-r1": 3})
     operation = plan(world.observe(), goals(1, 2), None, frozenset(), RULES, NOW).operation
