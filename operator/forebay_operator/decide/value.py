@@ -11,11 +11,13 @@ A slow gear's s_w is that of outlook.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from forebay_operator.decide import fluid
 from forebay_operator.decide.estimate import WINDOW_SECONDS, Earlier, Estimate
-from forebay_operator.decide.memory import Memory, Queues, Track, Traffic
+from forebay_operator.decide.memory import Memory, Moved, Queues, Track, Traffic
 from forebay_operator.decide.outlook import STRESS, STRESS_SHARE, Outlook, outlook
 from forebay_operator.decide.regime import LEAST_SECONDS, dwell, follow, regret
 from forebay_operator.decide.types import Option, Policy, Split
@@ -33,6 +35,11 @@ BAND = (0.0005, 0.02)
 
 BAR = 0.02
 DEBT = 3.0
+FLAP = 0.03
+"""What each flap of the last minutes adds to the bar: forecasts of a minute that did not hold for two."""
+
+FLAP_SECONDS = 120.0
+FLAPS_KEPT_SECONDS = 600.0
 BAR_MOST = 0.5
 WINDOWS_SLOW = (20.0, 60.0)
 """A burst, and some turnovers of a decode batch."""
@@ -171,7 +178,7 @@ def valued(
     least = min(track.share for key, track in memory.tracks.items() if key != "real")
     # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
     debt = max(0.0, real - least) if memory.moves else 0.0
-    bar = min(BAR_MOST, BAR + DEBT * debt * slow)
+    bar = min(BAR_MOST, BAR + DEBT * debt * slow + FLAP * flaps(memory.moves, now))
     unpaid: dict[Split, Unpaid] = {}
     if ahead is not None and not policy.convertible and memory.before is not None:
         # Of a regime that goes on for `lasting` seconds in the mean.
@@ -179,6 +186,16 @@ def valued(
         found = {q: Unpaid(max(0.0, regret(memory, q.prefill)), chance * ahead.risk(q, target)) for q in splits}
         unpaid = {q: doubt for q, doubt in found.items() if doubt.risk > doubt.saved}
     return Valued(tuple(options), bar, expected, real, band, unpaid)
+
+
+def flaps(moves: Sequence[Moved], now: float) -> int:
+    """Moves of the last ten minutes that took the one before back within two."""
+    recent = [move for move in moves if move.at > now - FLAPS_KEPT_SECONDS - FLAP_SECONDS]
+    return sum(
+        last.towards_prefill != move.towards_prefill
+        for last, move in pairwise(recent)
+        if move.at > now - FLAPS_KEPT_SECONDS and move.at - last.at <= FLAP_SECONDS
+    )
 
 
 def _model(load: fluid.Load, estimate: Estimate, policy: Policy, decode_factor: float) -> fluid.Model:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import Ratio
 from forebay_operator.decide import Bounds, Decision, Fleet, Gear, Growth, Memory, Policy, decide, reasons
+from forebay_operator.decide.memory import Moved
 from forebay_operator.decide.project import broken
+from forebay_operator.decide.value import flaps
 from support.observations import WORKERS, Source, policy
 
 
@@ -297,6 +299,33 @@ def test_one_absurd_sample_moves_no_fit() -> None:
         )
         absorb(dataclasses.replace(seen, workers=workers), law, memory)
     assert memory.prefill_factor == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("moves", "count"),
+    [
+        ([], 0),
+        ([(1000, True)], 0),
+        ([(900, True), (1000, False)], 1),
+        ([(900, True), (1000, True)], 0),
+        ([(800, True), (1000, False)], 0),
+        ([(900, True), (950, False), (1000, True)], 2),
+        ([(350, True), (450, False), (1000, True)], 1),
+        ([(300, True), (390, False), (1000, True)], 0),
+    ],
+)
+def test_a_flap_takes_the_move_before_back_within_two_minutes(moves: list[tuple[float, bool]], count: int) -> None:
+    assert flaps([Moved(at, 1, towards) for at, towards in moves], 1000.0) == count
+
+
+def test_flaps_raise_the_bar_and_are_forgotten() -> None:
+    source, law = Source(), policy()
+    _, memory = settle(source, law)
+    memory.moves = [Moved(source.at - 60 + 10 * i, 1, i % 2 == 0) for i in range(6)]
+    raised, memory = decide(source.tick(), law, memory, source.at)
+    assert raised.inputs["bar"] == pytest.approx(0.02 + 5 * 0.03)
+    later, _ = follow(source, law, memory, 121)
+    assert later[-1].inputs["bar"] == pytest.approx(0.02)
 
 
 # Properties.
