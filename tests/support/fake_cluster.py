@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forebay_operator.api import labels
 from forebay_operator.observe.load import Loads, RouterReport, WorkerState, combine
+from forebay_operator.observe.types import LatencyView
 from forebay_wire.load import LoadReport
 from forebay_wire.messages import DrainResponse
 from support.fake_kube import FakeApi, Object, clone
@@ -41,6 +42,9 @@ class FakeCluster:
 
     kubelet: bool = False
     """Somebody else runs the pods: they come without a status, and are only marked when they are to go."""
+
+    latency: LatencyView | None = None
+    """What the routers say of it."""
 
     transport: str = "Unknown"
     """That workers report."""
@@ -219,7 +223,7 @@ class FakeCluster:
         if self.deaf:
             return combine([None for _ in routers])
         seen = [self._state(pod) for pod in self.workers() if self.is_ready(pod)]
-        return combine([RouterReport(workers=seen) for _ in routers])
+        return replace(combine([RouterReport(workers=seen) for _ in routers]), latency=self.latency)
 
     def _state(self, pod: Object) -> WorkerState:
         name = pod["metadata"]["name"]

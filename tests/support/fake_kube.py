@@ -243,7 +243,12 @@ class FakeApi:
                     raise Refused(409, "Conflict", f"Apply failed with 1 conflict: .{'.'.join(path)}")
                 for fields in owned.values():
                     fields.discard(path)
-        for path in owned.get(manager, set()) - paths - others:
+        before = owned.get(manager, set())
+        for path in paths:
+            if at(body, path) == {} and any(each[: len(path)] == path != each for each in before):
+                # What the real one makes of a map that loses all its fields, which the CRD's schema then refuses.
+                raise Refused(422, "Invalid", f"{'.'.join(path)}: Invalid value: null: must be of type object")
+        for path in before - paths - others:
             remove(obj, path)
         references = obj["metadata"].get("ownerReferences") or []
         merge(obj, body)

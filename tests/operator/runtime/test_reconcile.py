@@ -10,6 +10,7 @@ import pytest
 
 from forebay_operator import reconcile
 from forebay_operator.api import labels
+from forebay_operator.observe.types import LatencyView
 from forebay_operator.queue import RetryAfter
 from support.fake_cluster import native_model
 from support.fake_cluster import simulated_model as model
@@ -55,6 +56,20 @@ async def test_a_model_becomes_its_children_and_comes_to_rest(bench: Bench) -> N
     version = bench.api.last_version
     await bench.rest()
     assert bench.api.last_version == version, "a restart changes nothing"
+
+
+@pytest.mark.parametrize("left", [LatencyView(), None], ids=["no request in the window", "no router answers"])
+async def test_figures_of_a_status_go_when_traffic_ends(bench: Bench, left: LatencyView | None) -> None:
+    bench.cluster.latency = LatencyView(640, 31, 99)
+    bench.put(model())
+    await bench.rest()
+    assert bench.live()["latency"]["attainmentPercent"] == 99
+    bench.cluster.latency = left
+    await bench.rest()
+    assert "latency" not in bench.live()
+    bench.put(model(1, 1))
+    await bench.rest()
+    assert bench.live()["observedGeneration"] == 2
 
 
 async def test_a_status_that_the_server_leaves_as_it_is_is_awaited_from_no_watch(
