@@ -157,7 +157,10 @@ def ratio(
     name: Name = None,
     output: Output = "table",
 ) -> None:
-    """Switch roles by hand: so many workers for prefill, so many for decode. Running requests are not touched."""
+    """Switch roles by hand, to a ratio: of 8 workers 1:3 makes 2 serve prefill and 6 decode. What runs is not touched.
+
+    The ratio must divide the workers that there are; a refusal lists those that do.
+    """
     _check_output(output)
     try:
         parse_ratio(target)
@@ -232,7 +235,10 @@ def _turn(url: str, fixed: dict[str, Any], messages: list[dict[str, str]], promp
 @_reports_errors
 def replay_command(
     trace: Annotated[list[Path], typer.Option(help="A trace file; repeat it to chain traces.")],
-    trace_format: Annotated[list[str], typer.Option("--format", help="azure, mooncake, servegen or csv.")],
+    trace_format: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="azure, mooncake, servegen or csv. Default: csv where the name ends in .csv."),
+    ] = None,
     at: Annotated[list[float] | None, typer.Option(help="Second at which each trace starts.")] = None,
     rate: Annotated[list[float] | None, typer.Option(help="Requests/s of each trace, by superposition.")] = None,
     until: Annotated[float | None, typer.Option(help="End of the last trace, in seconds.")] = None,
@@ -273,7 +279,7 @@ def replay_command(
         raise InputError(f"--convertible is {convertible!r}; use on or off")
     options = ReplayOptions(
         traces=trace,
-        formats=trace_format,
+        formats=trace_format or [],
         at=at or [],
         rates=rate or [],
         until=until,

@@ -22,7 +22,8 @@ _HEAD = """# The forebay command
 
 <!-- Made from the command by `make generate`; do not edit. -->
 
-What goes wrong is one line on standard error that begins with `error: `. For programs, `-o json` (`--json` for `replay`
+What goes wrong is one line on standard error that begins with `error: `; a wrong argument or option is shown in a box,
+below the command's usage. For programs, `-o json` (`--json` for `replay`
 and `calibrate`) prints one JSON document on standard output.
 
 | exit code | means |

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
+from forebay_operator import unreachable
 from forebay_operator.api import labels
 
 Object = dict[str, Any]
@@ -369,7 +370,8 @@ class KubeClient:
                 raw = await response.read()
             status = response.status
         except (OSError, aiohttp.ClientError, TimeoutError) as error:
-            text = str(error) or f"no answer within {REQUEST_SECONDS:.0f} s"
+            silent = isinstance(error, TimeoutError) and not str(error)
+            text = f"no answer within {REQUEST_SECONDS:.0f} s" if silent else unreachable.reason(error)
             raise Unavailable(doing, 0, type(error).__name__, text) from error
         finally:
             self._on_request(verb, resource.group, plural, status)

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,8 +68,33 @@ def test_the_model_behind_the_workers_is_found(pool: Pool, tmp_path: Path) -> No
     said = json.loads(done.stdout)
     assert said["file"] == str(out)
     assert said["pulls"] > 0
+    assert "streams at 64 tokens" in " ".join(said["left_out"]), "0.2 minutes are too few for all"
     status = json.loads(pool.forebay("status", "-o", "json").stdout)
     assert status["ratio"] == "2:1"
+
+
+def test_a_pool_in_use_is_refused_at_once(pool: Pool, tmp_path: Path) -> None:
+    """By short requests too, between which nothing runs."""
+    url, stop = f"http://127.0.0.1:{pool.port}/v1/completions", threading.Event()
+    body = json.dumps({"model": "sim", "prompt": "x", "max_tokens": 1}).encode()
+
+    def use() -> None:
+        while not stop.is_set():
+            request = urllib.request.Request(url, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                assert answer.status == 200
+            stop.wait(0.1)
+
+    user = threading.Thread(target=use)
+    user.start()
+    try:
+        done = pool.forebay("calibrate", f"http://127.0.0.1:{pool.port}", "--out", str(tmp_path / "x.json"))
+    finally:
+        stop.set()
+        user.join()
+    assert done.returncode == 1
+    assert "calibrate an idle pool" in done.stderr
+    assert not (tmp_path / "x.json").exists()
 
 
 @pytest.mark.parametrize(

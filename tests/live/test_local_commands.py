@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -148,9 +149,43 @@ def test_bad_input_is_one_line_and_exit_code_2(local: Local) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["up", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
+        (["up", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory; give a Disaggr"),
+        (["up", "nowhere.yaml", "--detach"], "cannot read nowhere.yaml: No such file or directory; give a Disaggr"),
         (["up", "."], "cannot read .: Is a directory"),
         (["up", "FILE", "--api-keys-file", "."], "cannot read the API key file .: Is a directory"),
+        (["up", "FILE", "--api-keys-file", ".", "--detach"], "cannot read the API key file .: Is a directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_can_not_be_used_is_one_line_and_exit_code_2(local: Local, arguments: list[str], says: str) -> None:
+    local.write(router={**local.manifest()["spec"]["router"], "apiKeysSecretRef": {"name": "keys"}})
+    done = local.run(*(str(local.file) if argument == "FILE" else argument for argument in arguments))
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert done.stderr.startswith(f"error: {says}")
+    assert not local.state.exists()
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]], ids=["here", "detached"])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": {"servedName": "m", "source": "cache://nosuch"}}, "cache://nosuch: no model 'nosuch' is known that"),
+        ({"model": {"servedName": "m", "source": "hostpath:///nowhere"}}, "hostpath:///nowhere: no config.json there"),
+    ],
+    ids=["unknown name", "no folder"],
+)
+def test_a_model_that_is_not_there(local: Local, changes: dict[str, Any], says: str, detach: list[str]) -> None:
+    pool = {**local.manifest()["spec"]["prefill"], "gpus": {"count": 0}}
+    local.write(engine={"type": "Native"}, prefill=pool, decode=pool, **changes)
+    done = local.run("up", str(local.file), "--port", str(local.port), *detach)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert done.stderr.startswith(f"error: spec.model.source {says}")
+    assert not local.state.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
         (["status"], "nothing is up; start with `forebay up FILE`"),
         (["down"], "nothing is up"),
         (["ratio", "1:1"], "nothing is up"),

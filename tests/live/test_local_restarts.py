@@ -10,7 +10,7 @@ import psutil
 import pytest
 import yaml
 
-from support.local_mode import Local, by_name, until
+from support.local_mode import DEADLINE_SECONDS, Local, by_name, until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -71,3 +71,41 @@ def test_a_process_that_never_starts_is_restarted(local: Local) -> None:
     local.start()
     until("restarts", lambda: len(local.starts("decode-0")) >= 2)
     assert "decode-0 did not start: /health failed 3 times in a row" in local.text()
+
+
+def test_what_no_start_mends_ends_the_start_with_its_cause(local: Local) -> None:
+    local.tell("decode-0.hopeless")
+    local.start()
+    assert local.up is not None
+    assert local.up.wait(DEADLINE_SECONDS) == 2
+    log = local.state / "logs" / "decode-0.log"
+    assert local.text().splitlines()[-1] == f"error: decode-0 can't start: fake: no start mends this (log: {log})"
+    assert len(local.starts("decode-0")) == 1
+    assert local.gone()
+    detached = local.run("up", str(local.file), "--port", str(local.port), "--detach")
+    assert detached.returncode == 2
+    assert detached.stderr == f"error: decode-0 can't start: fake: no start mends this (log: {log})\n"
+    assert local.gone()
+
+
+def test_a_pool_that_has_served_goes_on_without_the_worker_that_can_not(local: Local) -> None:
+    before = by_name(local.start_ready())["decode-0"]
+    local.tell("decode-0.hopeless")
+    os.kill(before["pid"], signal.SIGKILL)
+    status = until("its second end", lambda: (s := local.status()) and by_name(s)["decode-0"]["restarts"] >= 2 and s)
+    assert (status["phase"], by_name(status)["prefill-0"]["ready"]) == ("Degraded", True)
+    assert by_name(status)["decode-0"]["last_error"] == "fake: no start mends this"
+    shown = local.run("status")
+    assert shown.returncode == 1
+    assert "restarts), last: fake: no start mends this" in shown.stdout
+    local.tell("decode-0.hopeless", on=False)
+    local.ready()
+
+
+def test_a_detached_start_that_takes_too_long_says_what_went_wrong(local: Local) -> None:
+    local.tell("prefill-0.crash")
+    done = local.run("up", str(local.file), "--port", str(local.port), "--detach", "--wait", "8")
+    assert done.returncode == 1
+    assert "fake is not ready after 8 s (prefill-0 ended (" in done.stderr
+    assert "restarts), last: told to crash); it goes on in the background" in done.stderr
+    assert local.run("down").returncode == 0

@@ -2,9 +2,10 @@
 
     fake_container.py --port N --name NAME --control DIR [--workers-file F]
 
-In DIR: `NAME.crash` ends it at start; `NAME.sick` fails /health, `NAME.unready` fails /ready; `NAME.stubborn` makes it
-ignore SIGTERM; `NAME.child` makes it leave a child process behind. It appends its pid to `NAME.starts`, and `NAME` to
-`stops` when a SIGTERM ended it, after the requests it was serving.
+In DIR: `NAME.crash` ends it at start, `NAME.hopeless` with the exit code of what no start mends; `NAME.sick` fails
+/health, `NAME.unready` fails /ready; `NAME.stubborn` makes it ignore SIGTERM; `NAME.child` makes it leave a child
+process behind. It appends its pid to `NAME.starts`, and `NAME` to `stops` when a SIGTERM ended it, after the requests
+it was serving.
 """
 
 import argparse
@@ -36,6 +37,9 @@ def main() -> None:
     if told("crash"):
         print("told to crash", flush=True)
         sys.exit(3)
+    if told("hopeless"):
+        print("fake: no start mends this\n", flush=True)
+        sys.exit(78)
     if told("child"):
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 

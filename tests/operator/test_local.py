@@ -373,6 +373,14 @@ def test_plain_lines_and_table_show_the_same() -> None:
     assert "26 %" in shown
 
 
+def test_what_a_process_said_last_is_shown_while_it_is_not_ready() -> None:
+    worker = ContainerStatus("decode-0", "decode", "decode", "BackOff", False, 1, None, 3, "x", "log", last_error="why")
+    ready = ContainerStatus("decode-1", "decode", "decode", "Running", True, 1, 2, 3, "x", "log", last_error="old")
+    shown = status(containers=[worker, ready])
+    assert table.troubles(shown) == ["decode-0 ended (3 restarts), last: why"]
+    assert table.plain(shown).endswith("\n  decode-0 ended (3 restarts), last: why")
+
+
 def test_a_model_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b[31mb\r\x9b1mc\n\té\u200d👩") == "a[31mb1mc\n\té\u200d👩"
 

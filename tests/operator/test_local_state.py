@@ -35,6 +35,29 @@ def test_state_folder_is_private_and_cleared(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.path.iterdir()) == ["lock", "logs"]
 
 
+def test_the_folder_of_what_never_ran_goes_unless_it_holds_something(tmp_path: Path) -> None:
+    folder = StateFolder("m", tmp_path)
+    folder.acquire()
+    folder.make_token()
+    folder.discard()
+    folder.release()
+    assert list(tmp_path.iterdir()) == []
+    folder.acquire()
+    (folder.logs / "prefill-0.log").write_text("why")
+    folder.discard()
+    folder.release()
+    folder.discard()
+    assert (folder.logs / "prefill-0.log").read_text() == "why"
+
+
+def test_a_running_ups_folder_is_not_discarded_by_another(tmp_path: Path) -> None:
+    folder = StateFolder("m", tmp_path)
+    folder.acquire()
+    StateFolder("m", tmp_path).discard()
+    assert (folder.path / "lock").exists()
+    folder.release()
+
+
 def test_a_process_number_used_again_is_left_alone(tmp_path: Path) -> None:
     """processes.json of a dead `up` may name a number that is ours by now; the start time differs."""
     folder = StateFolder("m", tmp_path)

@@ -147,6 +147,25 @@ async def test_api_keys(start_bench: StartBench) -> None:
         assert (await response.json())["error"]["type"] == "authentication_error"
 
 
+async def test_one_model(start_bench: StartBench) -> None:
+    bench = await start_bench(ONE_PAIR, served_name="org/name")
+    async with bench.session.get(bench.url + "/v1/models/org/name") as response:
+        one = await response.json()
+        assert (response.status, one["id"], one["object"]) == (200, "org/name", "model")
+    async with bench.session.get(bench.url + "/v1/models") as response:
+        assert (await response.json())["data"] == [one]
+    async with bench.session.get(bench.url + "/v1/models/other") as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (404, "model_not_found")
+        assert "there is org/name" in error["message"]
+
+
+async def test_one_model_needs_a_key_too(start_bench: StartBench) -> None:
+    bench = await start_bench(ONE_PAIR, api_keys=(b"first",))
+    async with bench.session.get(bench.url + "/v1/models/x") as response:
+        assert response.status == 401
+
+
 async def test_openai_client(start_bench: StartBench) -> None:
     bench = await start_bench()
     async with AsyncOpenAI(base_url=bench.url + "/v1", api_key="any", max_retries=0) as client:

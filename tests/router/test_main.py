@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay_router.main import parse_args
+from forebay_wire import exit_codes
 from router.asking import check, completion
 from router.conftest import StartBench
 from router.fake_worker import MODEL, TOKEN, FakeWorker
@@ -147,7 +148,7 @@ async def test_bad_secret_files(tmp_path: Path, name: str, content: str | None, 
         path.write_text(content)
     async with process("--workers-file", "w", name, str(path)) as router:
         _, errors = await asyncio.wait_for(router.communicate(), 20)
-    assert router.returncode == 2
+    assert router.returncode == exit_codes.CONFIG
     assert part in errors.decode()
     assert len(errors.decode().splitlines()) == 1
 

@@ -1,4 +1,4 @@
-"""Errors that a person running a worker can mend; shown as one line, exit code 2."""
+"""Errors that a person running a worker can mend; shown as one line, exit code 78 (forebay_wire/exit_codes.py)."""
 
 
 class ModelError(ValueError):

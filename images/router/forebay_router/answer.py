@@ -7,6 +7,7 @@ from collections import Counter
 
 from forebay_router.account import Account
 from forebay_router.attempts import BUSY, Attempts
+from forebay_router.choice import Health
 from forebay_router.client_side import ClientSide
 from forebay_router.context import Context
 from forebay_router.course import Course
@@ -134,10 +135,13 @@ class Answer:
         if last is not None and not self._client.started:
             await self.pass_on(last)
             return
-        counts = Counter(f"{c.role or 'unassigned'} {c.health.name.lower()}" for c in self._ctx.workers.candidates())
+        candidates = list(self._ctx.workers.candidates())
+        counts = Counter(f"{c.role or 'unassigned'} {c.health.name.lower()}" for c in candidates)
         state = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none listed"
         why = f" ({kind}; fallback is refuse)" if kind else ""
-        raise ApiError(503, f"no worker is left to serve this request{why}; workers: {state}", retry_after=1.0)
+        coming = any(c.health in (Health.LOADING, Health.UNKNOWN) for c in candidates)
+        wait = "; the model is being loaded: wait and try again" if coming else "; try again later"
+        raise ApiError(503, f"no worker is left to serve this request{why}; workers: {state}{wait}", retry_after=1.0)
 
     async def refuse(self, error: ApiError) -> None:
         """An error of the router's own: a body, or the last event of a stream that then ends without [DONE]."""

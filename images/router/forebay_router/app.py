@@ -112,6 +112,8 @@ class Router:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         handler = self._routes.get((request.method, request.path))
+        if handler is None and request.method == "GET" and request.path.startswith(f"{paths.MODELS}/"):
+            handler = self._model
         try:
             if handler is None:
                 raise self._unknown(request)
@@ -194,12 +196,21 @@ class Router:
 
     async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
         self._authorize(request)
-        data: list[dict[str, Any]] = []
-        for name in self._served():
-            lengths = [w.report.max_model_len for w in self.workers if w.report is not None and w.report.model == name]
-            entry = {"id": name, "object": "model", "created": 0, "owned_by": "forebay"}
-            data.append({**entry, "max_model_len": min(lengths)} if any(lengths) else entry)
-        return _json({"object": "list", "data": data})
+        return _json({"object": "list", "data": [self._described(name) for name in self._served()]})
+
+    async def _model(self, request: web.BaseRequest) -> web.StreamResponse:
+        """GET /v1/models/ID; an id may hold slashes."""
+        self._authorize(request)
+        name = request.path.removeprefix(f"{paths.MODELS}/")
+        if name not in (served := self._served()):
+            there = ", ".join(served) or "none yet: the workers are loading, wait"
+            raise ApiError(404, f"the model {name!r:.200} is not served here; there is {there}", code="model_not_found")
+        return _json(self._described(name))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        lengths = [w.report.max_model_len for w in self.workers if w.report is not None and w.report.model == name]
+        entry = {"id": name, "object": "model", "created": 0, "owned_by": "forebay"}
+        return {**entry, "max_model_len": min(lengths)} if any(lengths) else entry
 
     # Probes and figures
 

@@ -24,7 +24,7 @@ from forebay_router.gear import CONVERTIBLE
 from forebay_router.pods import CREDENTIALS, ApiFailed, ApiServer, PodDiscovery
 from forebay_router.server import Listener
 from forebay_router.settings import MIB, RouterSettings
-from forebay_wire import VERSION
+from forebay_wire import VERSION, exit_codes
 from forebay_wire.connections import MAX_BODY_BYTES
 from forebay_wire.open_files import connections_that_fit
 from forebay_wire.secret import BadSecretFile, read_token
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         settings = parse_args(argv)
     except BadSecretFile as error:
-        sys.exit(_fail(str(error)))
+        sys.exit(_fail(str(error), exit_codes.CONFIG))
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
@@ -207,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_fail(f"cannot listen on {settings.host}:{settings.port}: {reason}"))
 
 
-def _fail(text: str) -> int:
+def _fail(text: str, code: int = 2) -> int:
     sys.stderr.write(f"forebay-router: {text}\n")
-    return 2
+    return code
 
 
 if __name__ == "__main__":

@@ -44,25 +44,26 @@ def calibrate(options: CalibrateOptions, console: Console, switch: Switch | None
         raise CalibrationError(f"{options.out} can't be written; choose another --out")  # before minutes of measuring
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("connecting", total=1.0)
-        measured, worker, note = asyncio.run(
+        measured, worker, note, left_out = asyncio.run(
             _measure(options, switch, lambda text, share: bar.update(task, description=text, completed=share))
         )
     fitted = fit_model(measured, worker, name=options.name, note=note)
     _write(options.out, msgspec.json.format(msgspec.json.encode(fitted.model), indent=2) + b"\n")
     if as_json:
-        console.out(msgspec.json.encode(_summary(options.out, measured, fitted)).decode(), highlight=False)
+        console.out(msgspec.json.encode(_summary(options.out, measured, fitted, left_out)).decode(), highlight=False)
     else:
-        _show(console, options.out, measured, fitted)
+        _show(console, options.out, measured, fitted, left_out)
 
 
 async def _measure(
     options: CalibrateOptions, switch: Switch | None, progress: Callable[[str, float], None]
-) -> tuple[Measured, Worker, str]:
+) -> tuple[Measured, Worker, str, list[str]]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         pool = Pool(session, options.url, api_key=options.api_key)
-        load = await pool.load()
+        load = await pool.idle_load()
         measurement = Measurement(pool, load, seconds=options.seconds, seed=options.seed, progress=progress)
         measured = await measurement.run()
+        pool.check_alone(load, await pool.load(), pool.sent)
         if switch is not None and (target := _other_split(load)) is not None:
             progress("role switch", 1.0)
             measured.role_switch_seconds = await _switch_seconds(pool, switch, load, target)
@@ -76,7 +77,7 @@ async def _measure(
         f"measured by forebay calibrate on {measurement.model}, transport {transport}, "
         f"{len(measured.prefill)} prompts and {len(measured.decode)} batches; layers and heads stand for KV bytes only"
     )
-    return measured, worker, note
+    return measured, worker, note, measurement.left_out
 
 
 def _other_split(load: PoolLoad) -> str | None:
@@ -124,7 +125,7 @@ def _write(path: Path, raw: bytes) -> None:
         raise CalibrationError(f"writing {path} failed: {error.strerror}; choose another --out") from None
 
 
-def _summary(path: Path, measured: Measured, fitted: Fit) -> dict[str, object]:
+def _summary(path: Path, measured: Measured, fitted: Fit, left_out: list[str]) -> dict[str, object]:
     model = fitted.model
     return {
         "file": str(path),
@@ -140,6 +141,7 @@ def _summary(path: Path, measured: Measured, fitted: Fit) -> dict[str, object]:
         "prompts": len(measured.prefill),
         "batches": len(measured.decode),
         "pulls": len(measured.handoffs),
+        "left_out": left_out,
     }
 
 
@@ -149,7 +151,7 @@ def _velocity(measured: Measured) -> float:
     return longest.chunks[0][0] / longest.seconds
 
 
-def _show(console: Console, path: Path, measured: Measured, fitted: Fit) -> None:
+def _show(console: Console, path: Path, measured: Measured, fitted: Fit, left_out: list[str]) -> None:
     table = Table(title="measured and fitted")
     for column in ("point", "measured ms", "fitted ms"):
         table.add_column(column, justify="left" if column == "point" else "right")
@@ -169,6 +171,8 @@ def _show(console: Console, path: Path, measured: Measured, fitted: Fit) -> None
         console.print("no KV was moved between workers: transfer is unknown and counts as free")
     if model.role_switch_seconds is not None:
         console.print(f"a role switch takes {model.role_switch_seconds:.2f} s")
+    for what in left_out:
+        console.print(f"not measured: {what}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"median error: prefill {fitted.prefill_error:.1%}, decode {fitted.decode_error:.1%}\n"
         f"written to {path}; use it: forebay replay --perf {path} ..."

@@ -10,7 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from forebay_engine.perf.fit import Sample
-from forebay_operator.calibrate.points import ANSWER_TOKENS, MAX_PROMPT_SECONDS, Limits, decode_points, prefill_lengths
+from forebay_operator.calibrate.points import (
+    ANSWER_TOKENS,
+    MAX_PROMPT_SECONDS,
+    DecodePoint,
+    Limits,
+    decode_points,
+    prefill_lengths,
+)
 from forebay_operator.calibrate.probe import Pool, PoolLoad, Timing
 from forebay_operator.calibrate.samples import CalibrationError, Handoff, Measured
 
@@ -39,8 +46,6 @@ class Measurement:
                 f"{pool.url} has {len(prefill)} ready workers for prefill and {len(decode)} for decode; one of each is "
                 "needed"
             )
-        if load.in_flight:
-            raise CalibrationError(f"{pool.url} serves {load.in_flight} requests now; calibrate an idle pool")
         self._decoders = len(decode)
         reports = [worker.load for worker in (*prefill, *decode) if worker.load is not None]
         self.model = reports[0].model
@@ -50,6 +55,9 @@ class Measurement:
             max_running=min(r.max_running for r in reports) or 256,
         )
         self.measured = Measured()
+        self.left_out: list[str] = []
+        """Points that were planned and not measured, with the reason."""
+
         self._random = random.Random(seed)
         self._begin = time.monotonic()
         self._seconds = seconds
@@ -79,7 +87,10 @@ class Measurement:
         lengths = prefill_lengths(self.limits)
         longest = 0.0
         for i, tokens in enumerate(lengths):
-            if i >= 3 and (self._spent() > PREFILL_SHARE or 2 * longest > MAX_PROMPT_SECONDS):
+            late = self._spent() > PREFILL_SHARE
+            if i >= 3 and (late or 2 * longest > MAX_PROMPT_SECONDS):
+                why = self._no_time() if late else f"one would take about {MAX_PROMPT_SECONDS:g} s or more"
+                self.left_out.append(f"prompts of {_listed(lengths[i:])} tokens: {why}")
                 break
             self._progress(f"prefill, {tokens} tokens", PREFILL_SHARE * i / len(lengths))
             timings = [await self._one_prompt(tokens) for _ in range(REPEATS)]
@@ -100,6 +111,7 @@ class Measurement:
         for i, point in enumerate(points):
             share = PREFILL_SHARE + (1 - PREFILL_SHARE) * i / len(points)
             if len(self.measured.decode) >= 3 and self._spent() > share and self._spent() > 1 - 1 / len(points):
+                self._leave_out(points[i:], len(points))
                 break
             self._progress(f"decode, {point.batch} streams at {point.context} tokens", share)
             prompts = [self._prompt(point.context) for _ in range(point.batch * self._decoders)]
@@ -111,7 +123,23 @@ class Measurement:
             )
             self.measured.decode.extend(steps_of(timings))
             if self._spent() > 1 and len(self.measured.decode) >= 3:
+                self._leave_out(points[i + 1 :], len(points))
                 break
+
+    def _leave_out(self, points: Sequence[DecodePoint], of: int) -> None:
+        by_context: dict[int, list[int]] = defaultdict(list)
+        for point in points:
+            by_context[point.context].append(point.batch)
+        rest = "; ".join(f"{_listed(sorted(by_context[c]))} streams at {c} tokens" for c in sorted(by_context))
+        if rest:
+            self.left_out.append(f"{len(points)} of {of} batches ({rest}): {self._no_time()}")
+
+    def _no_time(self) -> str:
+        return f"no time within {self._seconds / 60:g} minutes; give more --minutes"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def steps_of(timings: Sequence[Timing]) -> list[Sample]:

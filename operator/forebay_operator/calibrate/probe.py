@@ -11,13 +11,16 @@ import msgspec
 
 from forebay_operator.calibrate.samples import CalibrationError
 from forebay_operator.sse import events
+from forebay_operator.unreachable import reason
 from forebay_wire.headers import DECODE, PREFILL
 from forebay_wire.load import LoadReport
 from forebay_wire.paths import COMPLETIONS, LOAD
 
 REQUEST_SECONDS = 180.0
 LOAD_SECONDS = 5.0
+WATCH_SECONDS = 1.0
 _POLL_SECONDS = 0.1
+_REMEDY = "calibrate an idle pool: its times are measured one request at a time"
 
 
 class PoolWorker(msgspec.Struct):
@@ -27,16 +30,30 @@ class PoolWorker(msgspec.Struct):
     load: LoadReport | None = None
 
 
+class PoolTotals(msgspec.Struct):
+    offered_requests: int = 0
+
+
 class PoolLoad(msgspec.Struct):
     """What of a router's /load is used here."""
 
+    instance: str = ""
+    """Of the router's process."""
+
     in_flight: int = 0
+    totals: PoolTotals = msgspec.field(default_factory=PoolTotals)
     ttft_objective_ms: float | None = None
     tpot_objective_ms: float | None = None
     workers: list[PoolWorker] = []
 
     def ready(self, role: str) -> list[PoolWorker]:
         return [w for w in self.workers if w.role == role and w.state == "ready" and w.load is not None]
+
+    @property
+    def running(self) -> int:
+        """Requests that run or wait now, by the router's word or by the workers', who know of other routers' too."""
+        loads = [worker.load for worker in self.workers if worker.load is not None]
+        return max(self.in_flight, max((load.running + load.waiting for load in loads), default=0))
 
     @property
     def moved(self) -> tuple[float, float]:
@@ -69,6 +86,9 @@ class Pool:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, api_key: str | None) -> None:
         self.url = url.removesuffix("/").removesuffix("/v1")
+        self.sent = 0
+        """Requests so far."""
+
         self._session = session
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -85,9 +105,32 @@ class Pool:
         except TimeoutError:
             raise CalibrationError(f"{self.url}{LOAD} did not answer within {LOAD_SECONDS:g} s") from None
         except aiohttp.ClientError as error:
-            raise CalibrationError(f"{self.url} can't be reached: {error}") from None
+            raise CalibrationError(
+                f"{self.url} can't be reached: {reason(error)}; give the address of a running router, such as "
+                "http://127.0.0.1:8000"
+            ) from None
         except msgspec.MsgspecError as error:
             raise CalibrationError(f"{self.url}{LOAD} is no Forebay router's: {error}") from None
+
+    async def idle_load(self) -> PoolLoad:
+        """The load of a pool that nobody else uses. It is watched for a while: between short requests a busy one looks
+        idle at most moments."""
+        first = load = await self.load()
+        deadline = time.monotonic() + WATCH_SECONDS
+        while True:
+            self.check_alone(first, load)
+            if load.running:
+                raise CalibrationError(f"{self.url} serves {load.running} requests now; {_REMEDY}")
+            if time.monotonic() >= deadline:
+                return load
+            await asyncio.sleep(_POLL_SECONDS)
+            load = await self.load()
+
+    def check_alone(self, before: PoolLoad, after: PoolLoad, own: int = 0) -> None:
+        """Raises CalibrationError when more requests than our `own` came between two looks at the same router."""
+        others = after.totals.offered_requests - before.totals.offered_requests - own
+        if after.instance == before.instance and others > 0:
+            raise CalibrationError(f"{self.url} is in use: {others} requests of others came meanwhile; {_REMEDY}")
 
     async def moved_since(self, before: PoolLoad, *, within: float) -> tuple[float, float] | None:
         """KV bytes and seconds of the pulls since `before`; None when nothing was reported in time."""
@@ -112,6 +155,7 @@ class Pool:
             "stream_options": {"include_usage": True},
         }
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+        self.sent += 1
         sent = time.monotonic()
         try:
             async with self._session.post(

@@ -13,6 +13,7 @@ import msgspec
 
 from forebay_operator.local.errors import LocalError
 from forebay_operator.sse import events
+from forebay_operator.unreachable import reason
 from forebay_wire.headers import DECODE, PREFILL
 from forebay_wire.paths import CHAT
 
@@ -88,7 +89,7 @@ async def stream_chat(
     except TimeoutError:
         raise LocalError(f"{url} was silent for too long ({STALL_TIMEOUT_SECONDS:g} s)") from None
     except aiohttp.ClientError as error:
-        raise LocalError(f"{url} can't be reached: {error}") from None
+        raise LocalError(f"{url} can't be reached: {reason(error)}; is a router up there? (`forebay status`)") from None
     except ValueError as error:
         raise LocalError(f"{url} sent what is no chat chunk: {error}") from None
 

@@ -17,8 +17,9 @@ import aiohttp
 from forebay_operator.local import launch, logs
 from forebay_operator.local.backoff import Backoff
 from forebay_operator.local.containers import Container
-from forebay_operator.local.errors import LocalError
+from forebay_operator.local.errors import InputError, LocalError
 from forebay_operator.local.probes import Probe, Result, Verdict, http_get
+from forebay_wire import exit_codes
 from forebay_wire.headers import LOAD
 
 _EXITED = "exited with code"
@@ -57,7 +58,10 @@ class Runner:
         on_change: Callable[[], None] = lambda: None,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
+        settled: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`settled`: whether what this container runs by has served before. While it has not, the exit code CONFIG ends
+        `run` with an InputError; afterwards whatever ends is started again."""
         self.container = container
         self.log = log
         self.state = "Starting"
@@ -66,6 +70,9 @@ class Runner:
         self.ready = False
         self.restarts = 0
         self.last_exit: str | None = None
+        self.last_error: str | None = None
+        """What it said last before it ended, else how it ended; kept while it runs again."""
+
         self.pid: int | None = None
         self.last_load: str | None = None
         """The x-forebay-load header of the last probe that had one."""
@@ -75,6 +82,8 @@ class Runner:
         self._on_change = on_change
         self._backoff = backoff or Backoff()
         self._clock = clock
+        self._settled = settled
+        self._exit_code: int | None = None
         self._stop = asyncio.Event()
         self._grace = container.grace_seconds
         self._killed = asyncio.Event()
@@ -90,6 +99,7 @@ class Runner:
         self._stop.set()
 
     async def run(self) -> None:
+        """Raises InputError, see `settled`."""
         name = self.container.name
         bounding = asyncio.create_task(logs.keep_bounded(self.log))
         try:
@@ -99,11 +109,14 @@ class Runner:
                 self.last_exit = reason
                 if self._stop.is_set():
                     break
+                # What ends by itself mostly says why, in its last line.
+                said = logs.last_line(self.log, written) if reason.startswith(_EXITED) else ""
+                self.last_error = said or reason
+                if self._exit_code == exit_codes.CONFIG and not self._settled():
+                    raise InputError(f"{name} can't start: {self.last_error} (log: {self.log})")
                 wait = self._backoff.after(self._clock() - started)
                 self.restarts += 1
                 self._set_state("BackOff")
-                # What ends by itself mostly says why, in its last line.
-                said = logs.last_line(self.log, written) if reason.startswith(_EXITED) else ""
                 self._on_event(
                     f"{name} {reason}; restart {self.restarts} in {wait:g} s (log: {self.log}){said and f': {said}'}"
                 )
@@ -115,6 +128,7 @@ class Runner:
 
     async def _once(self) -> str:
         """Run the process once; says how it ended."""
+        self._exit_code = None
         try:
             process = await self._spawn()
         except (OSError, LocalError) as error:
@@ -128,7 +142,8 @@ class Runner:
         try:
             await asyncio.wait({exited, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
-                return _exit_text(exited.result())
+                self._exit_code = exited.result()
+                return _exit_text(self._exit_code)
             if watching.done():
                 reason, grace = watching.result()
                 self._on_event(f"{self.container.name} {reason}; ending it")

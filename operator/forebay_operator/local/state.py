@@ -65,6 +65,9 @@ class StateFolder:
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_nlink == 0:
+                # Another `up` of this name discarded the folder since we opened the file.
+                raise BlockingIOError(errno.EAGAIN, "discarded")
         except OSError as error:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
@@ -109,6 +112,28 @@ class StateFolder:
             os.close(self._lock)
             self._lock = None
 
+    def discard(self) -> None:
+        """Remove the folder of an `up` that never ran, unless it holds something: logs of workers, say. Call it before
+        `release`, or when nobody holds the lock."""
+        try:
+            lock = self._lock if self._lock is not None else os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return
+        try:
+            with contextlib.suppress(OSError):
+                if lock != self._lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if set(os.listdir(self.path)) <= {"lock", "logs", *_VOLATILE} and not os.listdir(self.logs):
+                    self.clear()
+                    (self.path / "lock").unlink()
+                    self.logs.rmdir()
+                    self.path.rmdir()
+        except LocalError:
+            pass  # it stays, as it would have without this
+        finally:
+            if lock != self._lock:
+                os.close(lock)
+
     def make_token(self) -> str:
         """The secret between router and workers, one per `up`."""
         token = secrets.token_hex(32)
@@ -133,6 +158,11 @@ class StateFolder:
         with self._told("write the log"):
             self.up_log.unlink(missing_ok=True)
             return open_log(self.up_log)
+
+    def up_log_error(self) -> str:
+        """What an `up` that failed said last, without `error: `. Empty where it said no such thing."""
+        said = self.up_log_tail(1)
+        return said.removeprefix("error: ") if said.startswith("error: ") else ""
 
     def up_log_tail(self, lines: int = 5) -> str:
         """Its last lines; says so where it can't be read."""

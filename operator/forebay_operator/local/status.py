@@ -27,6 +27,8 @@ class ContainerStatus(msgspec.Struct, frozen=True):
 
     kv_bytes_received: int | None = None
     transport: str | None = None
+    last_error: str | None = None
+    """What it said last before it last ended, or how it ended."""
 
 
 class DecisionStatus(msgspec.Struct, frozen=True, rename="camel"):

@@ -76,7 +76,7 @@ class Supervisor:
         self._runners: list[Runner] = []
         self._tasks: dict[Runner, asyncio.Task[None]] = {}
         self._failed: asyncio.Event = asyncio.Event()
-        """One of the tasks ended by an error of ours."""
+        """One of the tasks ended by an error."""
 
         self._session: aiohttp.ClientSession | None = None
         self._joining: dict[Runner, float] = {}
@@ -104,7 +104,10 @@ class Supervisor:
         self._stop.set()
 
     async def run(self) -> Outcome:
-        """Until a drain asked for by `request_down` is over. No process is left when it returns or raises."""
+        """Until a drain asked for by `request_down` is over. No process is left when it returns or raises.
+
+        Raises InputError, before everything was ready once, when a container says that it can never start.
+        """
         self._write_workers()
         # A connection for each probe, as the kubelet does: one kept alive would hold up the drain of what it probes.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -117,7 +120,7 @@ class Supervisor:
             failing = asyncio.create_task(self._failed.wait())
             try:
                 await asyncio.wait({polling, stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-                # A runner or the poller ends early only by an error of ours: raise it.
+                # A runner or the poller ends early only by an error of ours, or one that no restart mends: raise it.
                 for done in (*self._tasks.values(), polling):
                     if done.done() and (error := done.exception()) is not None:
                         raise error
@@ -139,6 +142,7 @@ class Supervisor:
             on_event=self._event,
             on_change=self._changed,
             backoff=self._backoff(),
+            settled=lambda: self._was_ready,
         )
         self._runners.append(runner)
         task = self._tasks[runner] = asyncio.create_task(runner.run())
@@ -390,6 +394,7 @@ class Supervisor:
             pid=runner.pid,
             restarts=runner.restarts,
             last_exit=runner.last_exit,
+            last_error=runner.last_error,
             log=str(runner.log),
             running=report.running if report else None,
             waiting=report.waiting if report else None,

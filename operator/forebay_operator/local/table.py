@@ -9,6 +9,12 @@ from rich.text import Text
 from forebay_operator.local.status import ContainerStatus, DecisionStatus, UpStatus
 
 _UNKNOWN = "-"
+_PHASES = {
+    "Starting": "waits until every worker has been ready once",
+    "Draining": "holds while this drains",
+}
+"""Phases in which the law sees little, and what it misses is no news."""
+
 _STYLES = {"Ready": "green", "Running": "yellow", "Starting": "yellow", "Degraded": "red", "BackOff": "red"}
 
 
@@ -42,7 +48,8 @@ def table(status: UpStatus) -> RenderableType:
             str(container.restarts),
         )
     first, *others = headline(status)
-    return Group(Text(first, style=_STYLES.get(status.phase, "")), *(Text(line) for line in others), grid)
+    wrong = (Text(line, style="red") for line in troubles(status))
+    return Group(Text(first, style=_STYLES.get(status.phase, "")), *(Text(line) for line in others), grid, *wrong)
 
 
 def headline(status: UpStatus) -> list[str]:
@@ -50,7 +57,16 @@ def headline(status: UpStatus) -> list[str]:
         f"{status.name}: {status.phase}  {status.served_name} at {status.endpoint}",
         f"prefill:decode {_split(status)}  in flight {_count(status.in_flight)}  "
         f"TTFT p95 {_milliseconds(status.ttft_p95_ms)}  TPOT p95 {_milliseconds(status.tpot_p95_ms)}",
-        f"scaling {status.mode}: {_decision(status.decision)}",
+        f"scaling {status.mode}: {_PHASES.get(status.phase) or _decision(status.decision)}",
+    ]
+
+
+def troubles(status: UpStatus) -> list[str]:
+    """Why the processes that are not ready ended last, one line each."""
+    return [
+        f"{c.name} ended ({c.restarts} restarts), last: {c.last_error}"
+        for c in status.containers
+        if not c.ready and c.last_error is not None
     ]
 
 
@@ -78,7 +94,7 @@ def plain(status: UpStatus) -> str:
                 f" transport {container.transport or _UNKNOWN}"
             )
         lines.append(f"{line} restarts {container.restarts}")
-    return "\n".join(lines)
+    return "\n".join((*lines, *(f"  {line}" for line in troubles(status))))
 
 
 def shown_state(container: ContainerStatus) -> str:

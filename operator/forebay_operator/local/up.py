@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from forebay_operator.local.process import find_command
 from forebay_operator.local.state import StateFolder
 from forebay_operator.local.status import UpStatus
 from forebay_operator.local.supervisor import Supervisor
-from forebay_operator.local.table import plain, table
+from forebay_operator.local.table import plain, table, troubles
 from forebay_wire.secret import BadSecretFile, read_file
 
 PLAIN_SECONDS = 5.0
@@ -52,11 +53,11 @@ class UpOptions:
 
 
 def read_model(file: Path) -> tuple[DisaggregatedModel, list[str]]:
-    """The model in a file and what to tell the user about it. Raises InputError, LocalError."""
+    """The model in a file and what to tell the user about it. Raises InputError."""
     try:
         manifest = load_manifest(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
-        raise LocalError(f"cannot read {file}: {error.strerror}") from None
+        raise InputError(f"cannot read {file}: {error.strerror}; give a DisaggregatedModel in YAML") from None
     except UnicodeDecodeError:
         raise InputError(f"cannot read {file}: it is not UTF-8 text") from None
     except SpecError as error:
@@ -77,7 +78,7 @@ def up(options: UpOptions, console: Console) -> int:
             # The router judges what is in it; that it can be read is told here, before anything starts.
             read_file(keys, "API key")
         except BadSecretFile as error:
-            raise LocalError(f"{error} (--api-keys-file)") from None
+            raise InputError(f"{error} (--api-keys-file)") from None
     gpus, spare_gpus = assign_gpus(gpus_needed(model))
     state = StateFolder(options.name or model.metadata.name)
     for note in notes:
@@ -118,6 +119,9 @@ def up(options: UpOptions, console: Console) -> int:
             room=Room(model, places, ports, spare_gpus, max(worker_ports) + 1),
         )
         return asyncio.run(_run(supervisor, console))
+    except (InputError, LocalError):
+        state.discard()
+        raise
     finally:
         router_ports.close()
         ports.close()
@@ -156,7 +160,8 @@ async def _show(supervisor: Supervisor, console: Console) -> None:
 def up_detached(options: UpOptions, arguments: list[str], wait_seconds: float, console: Console) -> int:
     """Start `forebay up` with `arguments` in a session of its own, and return when it is ready.
 
-    Raises LocalError with the end of its log when it ended, or was not ready in time (it is left running then).
+    Raises InputError or LocalError with the cause when it ended, and LocalError with what its processes said last when
+    it was not ready in time (it is left running then).
     """
     model, _ = read_model(options.file)
     state = StateFolder(options.name or model.metadata.name)
@@ -172,10 +177,11 @@ def up_detached(options: UpOptions, arguments: list[str], wait_seconds: float, c
             start_new_session=True,
         )
     status = _wait_ready(state, process, time.monotonic() + wait_seconds)
-    if status is None:
+    if status is None or not status.ready:
+        causes = f" ({'; '.join(troubles(status))})" if status is not None and troubles(status) else ""
         raise LocalError(
-            f"{state.name} is not ready after {wait_seconds:g} s; it goes on in the background: "
-            f"see `forebay status --name {state.name}` and {state.up_log}"
+            f"{state.name} is not ready after {wait_seconds:g} s{causes}; it goes on in the background: see "
+            f" `forebay status --name {state.name}` and {state.up_log}"
         )
     ready = f"{state.name} is ready: {status.served_name} at {status.endpoint} (log: {state.up_log})"
     console.print(ready, markup=False, highlight=False, soft_wrap=True)
@@ -183,13 +189,26 @@ def up_detached(options: UpOptions, arguments: list[str], wait_seconds: float, c
 
 
 def _wait_ready(state: StateFolder, process: subprocess.Popen[bytes], deadline: float) -> UpStatus | None:
+    """The last status that it told: ready, unless the deadline passed. Raises InputError, LocalError when it ended."""
+    status = None
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise LocalError(f"{state.name} ended with exit code {process.returncode}:\n{state.up_log_tail()}")
+            raise _ended(state, process.returncode)
         if state.running():
             with contextlib.suppress(LocalError):
                 status = asyncio.run(Control(state).status())
                 if status.ready:
                     return status
         time.sleep(_POLL_SECONDS)
-    return None
+    return status
+
+
+def _ended(state: StateFolder, code: int) -> InputError | LocalError:
+    cause = state.up_log_error()
+    if not cause:
+        return LocalError(f"{state.name} ended with exit code {code}:\n{state.up_log_tail()}")
+    if os.listdir(state.logs) == [state.up_log.name]:
+        # Nothing but what is told now.
+        state.up_log.unlink()
+        state.discard()
+    return InputError(cause) if code == 2 else LocalError(cause)

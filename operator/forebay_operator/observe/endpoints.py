@@ -16,6 +16,7 @@ from forebay_operator.observe.fleet import Fleet
 from forebay_operator.observe.router_report import BadReport, RouterReport, Totals, parse_report
 from forebay_operator.observe.traffic import Observation
 from forebay_operator.observe.worker_counters import BadMetrics, Page, parse_page
+from forebay_operator.unreachable import reason
 from forebay_wire import headers, paths
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,10 @@ class EndpointsSource:
             return Unanswered(f"its {paths.LOAD} is not a router's: {error}", invalid=True)
         except TimeoutError:
             return Unanswered(f"no answer within {LOAD_DEADLINE_SECONDS:g} s")
-        except (OSError, aiohttp.ClientError, ValueError) as error:
-            return Unanswered(str(error)[:200] or type(error).__name__)
+        except (OSError, aiohttp.ClientError) as error:
+            return Unanswered(reason(error)[:200])
+        except ValueError as error:
+            return Unanswered(str(error)[:200])
 
     def _read_due(self, fleet: Fleet) -> None:
         """Start reading the pages that are due, in the background: a slow worker must not hold up the fast loop."""
@@ -122,8 +125,10 @@ class EndpointsSource:
             return Unanswered(f"its {paths.METRICS} is not a worker's: {error}", invalid=True)
         except TimeoutError:
             return Unanswered(f"no answer within {METRICS_DEADLINE_SECONDS:g} s")
-        except (OSError, aiohttp.ClientError, ValueError) as error:
-            return Unanswered(str(error)[:200] or type(error).__name__)
+        except (OSError, aiohttp.ClientError) as error:
+            return Unanswered(reason(error)[:200])
+        except ValueError as error:
+            return Unanswered(str(error)[:200])
 
     async def _get(self, address: str, path: str, seconds: float) -> bytes:
         """Raises ValueError for another status than 200 and for more than MAX_BYTES."""

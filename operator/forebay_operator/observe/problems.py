@@ -14,6 +14,7 @@ from forebay_operator.api.labels import Pool
 from forebay_operator.observe.objects import condition, is_ready, pool_of, unix_time
 from forebay_operator.observe.types import PodView, Problem, ProblemKind
 from forebay_operator.status.transport import is_worse
+from forebay_wire import exit_codes
 
 Object = Mapping[str, Any]
 
@@ -21,6 +22,7 @@ _IMAGE: Final = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 _CONFIG: Final = {"CreateContainerConfigError", "CreateContainerError"}
 _NODES_COUNT: Final = re.compile(r"^\d+/(\d+) nodes are available: ")
 _LIMIT: Final = 512
+_WORDS_LIMIT: Final = 400
 
 SET_UP_SECONDS: Final = 120.0
 """From a pod's place on a node to its first container's start; a disk may take a minute to come to another node."""
@@ -92,9 +94,22 @@ def _containers(pod: Object) -> Problem | None:
         if reason == "CrashLoopBackOff":
             ended = (container.get("lastState") or {}).get("terminated") or {}
             why = "" if ended.get("reason") in (None, "Error") else f" ({ended['reason']})"
-            text = f"container {name} ended with exit code {ended.get('exitCode')}{why}; see its log"
+            said = _last_words(ended)
+            text = (
+                f"container {name} ended with exit code {ended.get('exitCode')}{why}{said and f': {said}'}; see its log"
+            )
             return _problem(ProblemKind.CRASHING, pod, text)
     return None
+
+
+def _last_words(ended: Object) -> str:
+    """The cause and the remedy by which one of ours says that no new start mends it: its last line, the same each time.
+    What others say last is kept out, it may hold anything."""
+    if ended.get("exitCode") != exit_codes.CONFIG:
+        return ""
+    lines = str(ended.get("message") or "").strip().splitlines()
+    last = lines[-1] if lines else ""
+    return "".join(character for character in last if character.isprintable())[:_WORDS_LIMIT]
 
 
 def _set_up(pod: Object, now: float) -> Problem | None:

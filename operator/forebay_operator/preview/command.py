@@ -73,6 +73,10 @@ def _read(file: str) -> DisaggregatedModel:
 def _explained(error: ApiError) -> str:
     if isinstance(error, NotFound) and "DisaggregatedModel" in error.doing and "namespaces" not in error.message:
         return f"{error}: the cluster has no kind DisaggregatedModel; install Forebay first (docs/kubernetes.md)"
+    if error.reason == "NoConfig":
+        return f"{error}, or name one with --kubeconfig (and --context)"
+    if error.status == 0:
+        return f"{error}: is the cluster of this kubeconfig up? Name another with --kubeconfig or --context"
     return str(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class ReplayOptions:
     formats: list[str]
     at: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    """One per trace, or none; 0 means the trace's own."""
+    """One per trace, or none: the trace's own."""
 
     until: float | None = None
     workers: int = 8
@@ -109,9 +110,14 @@ def trace_of(options: ReplayOptions) -> Trace:
             raise ReplayError(f"{name} was given {len(values)} times for {n} traces; give it once for each")
     formats = options.formats * n if len(options.formats) == 1 else options.formats
     if not formats:
-        raise ReplayError("--format is missing: azure, mooncake, servegen or csv")
+        formats = [_format_of(path) for path in options.traces]
+    for asked in options.rates:
+        if not 0 < asked < math.inf:
+            raise ReplayError(f"--rate is {asked:g}; it must be greater than 0, or left out for the trace's own")
     starts = options.at if len(options.at) == n else [0.0] * n
-    rates = options.rates * n if len(options.rates) == 1 else options.rates or [0.0] * n
+    rates: list[float | None] = [None] * n
+    if options.rates:
+        rates = [*(options.rates if len(options.rates) == n else options.rates * n)]
     segments = []
     last = max(starts)
     for path, format_name, at, rate in zip(options.traces, formats, starts, rates, strict=True):
@@ -120,8 +126,15 @@ def trace_of(options: ReplayOptions) -> Trace:
             seconds = options.until - at
             if seconds <= 0:
                 raise ReplayError(f"--until {options.until:g} is not after the last trace's start at {at:g} s")
-        segments.append(Segment(read(path, format_name, seed=options.seed), at, rate or None, seconds))
+        segments.append(Segment(read(path, format_name, seed=options.seed), at, rate, seconds))
     return chain(segments, options.seed)
+
+
+def _format_of(path: Path) -> str:
+    """Of a trace whose --format is not given. Azure's and ServeGen's end in .csv too: their columns tell them apart."""
+    if path.suffix == ".csv":
+        return "csv"
+    raise ReplayError(f"--format is missing for {path}: write azure, mooncake, servegen or csv")
 
 
 def replay(options: ReplayOptions, console: Console) -> None:

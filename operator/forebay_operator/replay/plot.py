@@ -15,7 +15,9 @@ def plot(ran: Ran, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ReplayError("--plot needs matplotlib; install it with: pip install 'forebay[plot]'") from None
+        raise ReplayError(
+            "--plot needs matplotlib; install it: pip install 'forebay[plot]' (in a clone: pip install -e '.[plot]')"
+        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

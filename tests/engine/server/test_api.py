@@ -301,6 +301,14 @@ async def test_models(worker: Any) -> None:
     assert body["data"][0]["max_model_len"] == 256
 
 
+async def test_one_model(worker: Any) -> None:
+    status, body = await worker.get(paths.MODELS + "/sim")
+    assert (status, body["id"], body["max_model_len"]) == (200, "sim", 256)
+    status, body = await worker.get(paths.MODELS + "/other/name")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    assert "'other/name' is not served here; there is sim" in body["error"]["message"]
+
+
 async def test_openais_own_client(make_worker: Any) -> None:
     import openai
 

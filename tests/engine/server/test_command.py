@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from forebay_engine.main import quantity, read_settings
-from forebay_wire import paths, stream
+from forebay_wire import exit_codes, paths, stream
 from support.cluster import free_port
 
 TOKEN = "token-of-the-tests"
@@ -97,13 +97,16 @@ async def ends(*arguments: str) -> tuple[int | None, str]:
         return running.returncode, err.decode()
 
 
-async def test_what_a_person_must_mend_is_one_line_and_code_2(tmp_path: Path) -> None:
+async def test_what_a_person_must_mend_is_one_line_and_its_code_says_whether_a_restart_helps(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, err = await ends("--served-name", "s", "--model-dir", str(tmp_path / "empty"), "--log-level", "error")
-    assert (code, err.count("\n")) == (2, 1)
+    assert (code, err.count("\n")) == (exit_codes.CONFIG, 1)
     assert "tokenizer.json" in err
+    code, err = await ends(*SIMULATED, "--max-model-len", "100000", "--log-level", "error")
+    assert (code, err.count("\n")) == (exit_codes.CONFIG, 1)
+    assert "(spec.model.maxModelLen) is 100000, the model was made for 8192 positions at most; set it to" in err
     code, err = await ends(*SIMULATED, "--token-file", str(tmp_path / "none"), "--log-level", "error")
-    assert (code, err.count("\n")) == (2, 1)
+    assert (code, err.count("\n")) == (exit_codes.CONFIG, 1)
     assert "none" in err
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

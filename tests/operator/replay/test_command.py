@@ -93,6 +93,8 @@ def test_without_matplotlib_the_remedy_is_told(trace: Path, tmp_path: Path, monk
         (["--stale", "x"], "is no span"),
         (["--path", "quick"], "use fast or exact"),
         (["--rate", "-1"], "must be greater than 0"),
+        (["--rate", "0"], "--rate is 0; it must be greater than 0"),
+        (["--rate", "nan"], "must be greater than 0"),
         (["--at", "0", "--at", "1"], "given 2 times for 1 traces"),
         (["--until", "0"], "is not after"),
     ],
@@ -102,6 +104,15 @@ def test_bad_options_exit_2_with_the_remedy(trace: Path, arguments: list[str], s
     assert code == 2
     assert said in " ".join(error.split())
     assert "Traceback" not in error
+
+
+def test_the_format_of_a_csv_need_not_be_given(trace: Path, tmp_path: Path) -> None:
+    code, out, _ = replay("--trace", str(trace), "--workers", "4", "--json")
+    assert code == 0
+    assert out == replay("--trace", str(trace), "--format", "csv", "--workers", "4", "--json")[1]
+    code, _, error = replay("--trace", str(tmp_path / "trace.jsonl"))
+    assert code == 2
+    assert "write azure, mooncake, servegen or csv" in " ".join(error.split())
 
 
 def test_one_request_is_a_trace(tmp_path: Path) -> None:

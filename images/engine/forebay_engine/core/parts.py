@@ -42,6 +42,7 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
     from forebay_engine.executor.torch_executor import TorchExecutor
     from forebay_engine.transfer.device_memory import DeviceMemory
     from forebay_engine.transfer.nixl import NixlTransport
+    from forebay_engine.transfer.ucx import TransportUnavailable
 
     words = LeaseWords(_engine_id(settings))
     executor = TorchExecutor(
@@ -53,15 +54,18 @@ def native_parts(settings: WorkerSettings) -> CoreParts:
         device=settings.device,
     )
     memory = None if executor.device.type == "cpu" else DeviceMemory(executor.arena)
-    transport = NixlTransport(
-        address=executor.base_address(),
-        block_bytes=executor.layout.block_bytes,
-        num_blocks=executor.num_blocks,
-        transport=settings.transport,
-        words=words,
-        keepalive=executor.arena,
-        memory=memory,
-    )
+    try:
+        transport = NixlTransport(
+            address=executor.base_address(),
+            block_bytes=executor.layout.block_bytes,
+            num_blocks=executor.num_blocks,
+            transport=settings.transport,
+            words=words,
+            keepalive=executor.arena,
+            memory=memory,
+        )
+    except TransportUnavailable as error:
+        raise ModelError(str(error)) from error
     model = f"{settings.served_name}:{_fingerprint(settings.model_dir)}"
     place = HOST if memory is None else memory.place
     return _join(settings, executor, transport, words, "nixl", model, executor.spec.max_len, place)
@@ -121,7 +125,8 @@ def _join(
     layout = executor.layout
     if settings.max_model_len is not None and settings.max_model_len > model_limit:
         raise ModelError(
-            f"--max-model-len is {settings.max_model_len}, the model was made for {model_limit} positions at most"
+            f"--max-model-len (spec.model.maxModelLen) is {settings.max_model_len}, the model was made for "
+            f"{model_limit} positions at most; set it to at most {model_limit}, or leave it out"
         )
     pool = BlockPool(executor.num_blocks, layout.block_size, prefix_cache=settings.prefix_cache)
     wanted = settings.max_model_len or model_limit

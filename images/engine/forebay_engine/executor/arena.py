@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 
 import torch
 
@@ -22,11 +23,15 @@ def allocate_arena(layout: ArenaLayout, num_blocks: int, dtype: torch.dtype, dev
     try:
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
+        installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if size > installed:
+            # A system that promises memory it has not would let us start, and end us once the arena has filled.
+            raise MemoryError(f"this machine has {installed / 1e6:.0f} MB")
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, torch.OutOfMemoryError) as error:
+    except (OSError, ValueError, MemoryError, torch.OutOfMemoryError) as error:
         raise ModelError(
             f"no memory for a KV arena of {num_blocks} blocks, {size / 1e6:.0f} MB on {device}: {error}; "
-            "give the worker less KV memory"
+            "give the worker less KV memory (--kv-memory, spec.engine.kvCache.memory)"
         ) from error
     # Gathering a sequence touches 2 KiB here and there all over the arena: with small pages each is a page-table walk.
     # A system without huge pages refuses; it is only slower.

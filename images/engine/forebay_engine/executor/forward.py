@@ -103,7 +103,7 @@ def _gpu_forward(folder: Path, spec: ModelSpec, arena: torch.Tensor) -> Forward:
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the weights don't fit into the GPU's memory beside a KV arena of {arena.nbytes / 1e9:.1f} GB; give the "
-            f"worker less KV memory (--kv-memory, engine.kvCache.memory) or a larger GPU: {error}"
+            f"worker less KV memory (--kv-memory, spec.engine.kvCache.memory) or a larger GPU: {error}"
         ) from error
 
 

@@ -62,7 +62,7 @@ class TorchExecutor:
         if self.num_blocks < 1:
             raise ModelError(
                 f"KV memory of {kv_memory_bytes} bytes holds no block: one of {block_size} tokens takes "
-                f"{self.layout.block_bytes} bytes"
+                f"{self.layout.block_bytes} bytes; give the worker more (--kv-memory, spec.engine.kvCache.memory)"
             )
         self.arena = allocate_arena(self.layout, self.num_blocks, self.dtype, self.device)
         self._forward = make_forward(model_dir, self.spec, self.layout, self.arena, threads=threads, kernels=kernels)

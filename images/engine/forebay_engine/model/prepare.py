@@ -25,6 +25,7 @@ from pathlib import Path
 
 from forebay_engine.errors import ModelError
 from forebay_engine.model import smollm2
+from forebay_wire import exit_codes
 
 LOCK_TIMEOUT_SECONDS = 600.0
 DOWNLOAD_TIMEOUT_SECONDS = 600.0
@@ -203,9 +204,15 @@ def _sync_folder(folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m forebay_engine.model.prepare", description=__doc__.split("\n")[0])
-    parser.add_argument("model", choices=sorted(PREPARERS))
+    parser.add_argument("model", help=", ".join(sorted(PREPARERS)))
     parser.add_argument(
         "--cache", type=Path, default=None, help="cache folder (default: $FOREBAY_CACHE, ~/.cache/forebay)"
+    )
+    parser.add_argument(
+        "--errors",
+        choices=("stderr", "stdout"),
+        default="stderr",
+        help="where the reason of a failure goes, as one line",
     )
     options = parser.parse_args(argv)
     shown = ""
@@ -217,11 +224,21 @@ def main(argv: list[str] | None = None) -> int:
             print(line, file=sys.stderr)  # noqa: T201
         shown = line
 
+    def fail(text: str, code: int) -> int:
+        text = " ".join(text.split())
+        if options.errors == "stdout":
+            print(text)  # noqa: T201
+        else:
+            print(f"error: {text}", file=sys.stderr)  # noqa: T201
+        return code
+
+    if options.model not in PREPARERS:
+        known = ", ".join(sorted(PREPARERS))
+        return fail(f"no model {options.model!r} is known that can be prepared; these are: {known}", exit_codes.CONFIG)
     try:
         print(PREPARERS[options.model](options.cache or default_cache_dir(), progress))  # noqa: T201
     except ModelError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return fail(str(error), 1)
     return 0
 
 

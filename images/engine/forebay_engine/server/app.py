@@ -34,6 +34,15 @@ async def models(request: web.Request) -> web.Response:
     return json_response(msgspec.json.encode(_Models([model])))
 
 
+async def model(request: web.Request) -> web.Response:
+    """GET /v1/models/{id}."""
+    state = request.app[STATE]
+    info, asked, served = state.loaded(), request.match_info["id"], state.settings.served_name
+    if asked != served:
+        raise ApiError(404, f"the model {asked!r:.200} is not served here; there is {served}", code="model_not_found")
+    return json_response(msgspec.json.encode(_Model(served, state.loaded_unix, info.max_model_len)))
+
+
 async def health(request: web.Request) -> web.Response:
     """GET /health: the process lives and its core, once started, does too."""
     if request.app[STATE].died.is_set():
@@ -58,6 +67,7 @@ def build_app(state: WorkerState, limits: ConnectionLimits | None = None) -> web
     app.router.add_post(paths.COMPLETIONS, answers.completions)
     app.router.add_post(paths.CONTINUE, answers.continuation)
     app.router.add_get(paths.MODELS, models)
+    app.router.add_get(paths.MODELS + "/{id:.+}", model)
     app.router.add_get(paths.HEALTH, health)
     app.router.add_get(paths.READY, ready)
     app.router.add_get(paths.METRICS, metrics.scrape)

@@ -158,7 +158,11 @@ def make_plan(
         raise ApiError(400, "stream_options: only allowed when stream is true", param="stream_options")
     logprobs, echo = _logprobs(request), isinstance(request, CompletionRequest) and bool(request.echo)
     if isinstance(request, CompletionRequest) and request.best_of not in (None, n):
-        raise ApiError(400, f"best_of: {request.best_of} is not supported, only best_of = n = {n}", param="best_of")
+        raise ApiError(
+            400,
+            f"best_of: {request.best_of} is not supported, it may only equal n, which is {n}; leave it out",
+            param="best_of",
+        )
     stop_ids = _stop_ids(request, tokenizer, limits)
     defaults = tokenizer.sampling_defaults
     params = SamplingParams(

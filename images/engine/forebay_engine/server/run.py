@@ -15,6 +15,7 @@ from forebay_engine.server.state import WorkerState
 from forebay_engine.settings import WorkerSettings
 from forebay_engine.text.simulated import SimulatedTokenizer
 from forebay_engine.text.tokenizer import FolderTokenizer, Tokenizer
+from forebay_wire import exit_codes
 from forebay_wire.connections import ConnectionLimits
 from forebay_wire.secret import BadSecretFile, read_token
 
@@ -45,7 +46,12 @@ _LAST_ERRORS_SECONDS = 2.0
 
 
 class CannotServe(Exception):
-    """What a person must mend before this worker can run: shown as one line, exit code 2."""
+    """What a person must mend before this worker can run: shown as one line. Exit code 2 for what may pass by itself (a
+    port in use), CONFIG for what no new start mends."""
+
+    def __init__(self, text: str, code: int = EXIT_USAGE) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
@@ -70,7 +76,7 @@ async def serve(
         secret = read_token(settings.token_file) if settings.token_file is not None else None
         tokenizer = make_tokenizer(settings)
     except (BadSecretFile, ModelError) as error:
-        raise CannotServe(str(error)) from error
+        raise CannotServe(str(error), exit_codes.CONFIG) from error
     state = WorkerState(settings, core, tokenizer, secret)
     listener = Listener(build_app(state, limits))
     signals = _Signals()
@@ -149,7 +155,7 @@ async def _start(state: WorkerState) -> None:
     try:
         info = await state.core.start()
     except ModelError as error:
-        raise CannotServe(str(error)) from error
+        raise CannotServe(str(error), exit_codes.CONFIG) from error
     state.loaded_unix = int(state.wall())
     state.info = info
     log.info(
@@ -236,7 +242,7 @@ async def _close_core(core: CoreHandle) -> None:
         pass  # closed already, its own way
 
 
-def fail(error: Exception) -> int:
+def fail(error: CannotServe | ModelError) -> int:
     """Say in one line on stderr what must be mended; returns the exit code."""
     print(f"forebay-engine: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-    return EXIT_USAGE
+    return error.code if isinstance(error, CannotServe) else exit_codes.CONFIG

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -101,8 +101,11 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -211,6 +214,7 @@ def _supported(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _AT = re.compile(r" - at `\$\.?(.*)`$")
+_ROLE = re.compile(r"messages\[\d+\]\.role")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
 _MISSING = re.compile(r"missing required field `(.*)`")
 
@@ -234,7 +238,8 @@ def refusal(error: msgspec.ValidationError, body: Mapping[str, Any]) -> ApiError
             return ApiError(400, f"{param}: {message}", param=param)
     value = _value_at(body, path)
     got = "" if value is None or isinstance(value, (dict, list)) else f", got {_short(value)}"
-    return ApiError(400, f"{path or 'body'}: {reason}{got}", param=path or None)
+    allowed = f"; use one of {', '.join(get_args(Role))}" if _ROLE.fullmatch(path) and isinstance(value, str) else ""
+    return ApiError(400, f"{path or 'body'}: {reason}{got}{allowed}", param=path or None)
 
 
 def _short(value: object) -> str:
