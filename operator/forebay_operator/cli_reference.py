@@ -31,11 +31,26 @@ and `calibrate`) prints one JSON document on standard output.
 """
 
 
+_VARIABLES = """
+| variable | means | default |
+|---|---|---|
+| `FOREBAY_CACHE` | keeps models prepared for `cache://NAME` | `$XDG_CACHE_HOME/forebay`, else `~/.cache/forebay` |
+| `XDG_STATE_HOME` | logs and what a running `up` needs are in its folder `forebay/NAME` | `~/.local/state` |
+| `FOREBAY_API_KEY` | sent by `chat` and `calibrate` | none |
+| `CUDA_VISIBLE_DEVICES` | the GPUs that `up` deals out to workers | all of the machine's |
+"""
+
+
 def render() -> str:
     group: Any = typer.main.get_command(app)
     context = click.Context(group, info_name="forebay")
     codes = "".join(f"| {code} | {text} |\n" for code, text in EXIT_CODES.items())
-    return _HEAD + codes + "".join(_command(name, command, context) for name, command in group.commands.items())
+    return (
+        _HEAD
+        + codes
+        + _VARIABLES
+        + "".join(_command(name, command, context) for name, command in group.commands.items())
+    )
 
 
 def _command(name: str, command: Any, parent: click.Context) -> str:

@@ -64,6 +64,7 @@ CASES = {
     "empty stop": ({**GOOD, "stop": [""]}, 400, "stop"),
     "too many logprobs": ({**GOOD, "logprobs": 10_000}, 400, "logprobs"),
     "messages empty": ({**CHAT, "messages": []}, 400, "messages"),
+    "best_of over n": ({**GOOD, "best_of": 2}, 400, "best_of"),
     "role unknown": ({**CHAT, "messages": [{"role": "wizard", "content": "hi"}]}, 400, "messages"),
     "image part": (
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -98,6 +99,21 @@ async def test_over_the_limit_names_both_numbers(cluster):
     assert answer.status == 400
     assert "4096" in answer.error["message"]
     assert "2048" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "remedy"),
+    [
+        ({**CHAT, "messages": [{"role": "robot", "content": "hi"}]}, "use one of system, developer, user, assistant,"),
+        ({**GOOD, "best_of": 2}, "it may only equal n, which is 1; leave it out"),
+    ],
+    ids=["role", "best_of"],
+)
+async def test_what_is_allowed_is_said(cluster, body, remedy):
+    path = paths.CHAT if "messages" in body else paths.COMPLETIONS
+    async with cluster.session.post(cluster.router.url + path, json=body) as response:
+        assert response.status == 400
+        assert remedy in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -32,3 +32,15 @@ def test_a_wrong_option_is_no_traceback(name: str) -> None:
     done = CliRunner().invoke(app, [name, "--no-such-option"])
     assert done.exit_code == (1 if name == "plan" else 2)
     assert "--no-such-option" in done.output
+
+
+def test_a_kubeconfig_that_is_not_there_is_named_with_its_remedy(tmp_path: Path) -> None:
+    file = DOCS.parent / "examples" / "simulated-8-workers.yaml"
+    done = CliRunner().invoke(app, ["plan", "-f", str(file), "--kubeconfig", str(tmp_path / "none")])
+    assert done.exit_code == 1
+    assert done.stderr == f"error: --kubeconfig {tmp_path / 'none'} is no file; name one that kubectl can use\n"
+    (tmp_path / "empty").write_text("{}")
+    done = CliRunner().invoke(app, ["plan", "-f", str(file), "--kubeconfig", str(tmp_path / "empty")])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: no cluster to ask: ")
+    assert done.stderr.endswith("set KUBECONFIG, or name one with --kubeconfig (and --context)\n")

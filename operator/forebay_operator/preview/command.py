@@ -46,6 +46,8 @@ class PlanOptions:
 def plan(options: PlanOptions, output: str) -> tuple[str, int]:
     """What to print, and the exit code. Raises LocalError."""
     model = _read(options.file)
+    if options.kubeconfig is not None and not Path(options.kubeconfig).is_file():
+        raise LocalError(f"--kubeconfig {options.kubeconfig} is no file; name one that kubectl can use")
     try:
         shown = asyncio.run(asyncio.wait_for(_preview(options, model), SECONDS))
     except SpecError as error:
@@ -74,7 +76,7 @@ def _explained(error: ApiError) -> str:
     if isinstance(error, NotFound) and "DisaggregatedModel" in error.doing and "namespaces" not in error.message:
         return f"{error}: the cluster has no kind DisaggregatedModel; install Forebay first (docs/kubernetes.md)"
     if error.reason == "NoConfig":
-        return f"{error}, or name one with --kubeconfig (and --context)"
+        return f"no cluster to ask: {error.message}, or name one with --kubeconfig (and --context)"
     if error.status == 0:
         return f"{error}: is the cluster of this kubeconfig up? Name another with --kubeconfig or --context"
     return str(error)
