@@ -51,3 +51,13 @@ async def test_a_role_that_was_met_before_is_not_waited_for(start_bench: StartBe
     await bench.state("p0", "loading")
     answer = await complete(bench.session, bench.url, REQUEST)
     assert answer.headers["x-forebay-decode"] == "d0"
+
+
+async def test_while_all_are_loading_the_client_is_told_to_wait(start_bench: StartBench) -> None:
+    bench = await start_bench({"p0": "prefill", "d0": "decode"}, start_grace=0.1)
+    for name in ("p0", "d0"):
+        bench[name].ready = False
+        await bench.state(name, "loading")
+    answer = await complete(bench.session, bench.url, REQUEST)
+    assert answer.status == 503
+    assert answer.error["message"].endswith("; the model is being loaded: wait and try again")
