@@ -15,7 +15,7 @@ import pytest
 from e2e.on_kubernetes import disruptions, network
 from e2e.on_kubernetes.conftest import KubernetesSite, site_of
 from e2e.on_kubernetes.connections import Connection
-from e2e.on_kubernetes.deployed import CLIENT, NAMESPACE, Deployed
+from e2e.on_kubernetes.deployed import CLIENT, GPUS, NAMESPACE, Deployed
 from e2e.on_kubernetes.scene import NAME, SETTLE_SECONDS, STREAMS, UNHARMED, Scene, harm, model
 from forebay_operator import kube as k
 from forebay_operator.api import labels
@@ -75,6 +75,16 @@ async def test_a_rollout_and_its_rollback(watch: Watch) -> None:
     kept, workers = await disruptions.roll_back(watch.scene, 1, 3, gpus=0, revision=0)
     print(f"\n{kept} of {workers} workers were never replaced")
     assert 0 < kept < workers == 4
+    await watch.unharmed()
+
+
+async def test_a_pod_on_loan_is_deleted(watch: Watch) -> None:
+    await disruptions.delete_pod_on_loan(watch.scene)
+    await watch.unharmed()
+
+
+async def test_a_pod_on_loan_is_deleted_while_no_operator_runs(watch: Watch) -> None:
+    await disruptions.delete_pod_on_loan_without_operator(watch.scene)
     await watch.unharmed()
 
 
@@ -149,6 +159,14 @@ async def test_the_api_server_is_away_for_a_minute(deployed: Deployed, watch: Wa
     print(f"\n{during} streams ended while the API server was away")
     assert during > 2 * STREAMS
     await watch.scene.serves(1, 3)
+    await watch.unharmed()
+
+
+async def test_a_rollout_and_its_rollback_of_a_pair_that_takes_all_gpus(watch: Watch) -> None:
+    """The last one that changes workers: the pair is far slower than the four before it."""
+    await watch.scene.serve(1, 1, gpus=GPUS)
+    kept, workers = await disruptions.roll_back(watch.scene, 1, 1, gpus=GPUS, revision=0)
+    assert (kept, workers) == (1, 2)
     await watch.unharmed()
 
 
