@@ -25,8 +25,9 @@ from forebay_operator.local.gpus import visible_gpus
 from forebay_operator.local.limits import check_supported, ignored_fields
 from forebay_operator.local.load import parse_report, parse_router_load
 from forebay_operator.local.probes import Probe, Verdict, parse_probe
+from forebay_operator.local.rescaling import softened
 from forebay_operator.local.roles import RatioRefused, WorkerRole, fit_ratio, switch
-from forebay_operator.local.status import ContainerStatus, UpStatus
+from forebay_operator.local.status import ContainerStatus, DecisionStatus, UpStatus
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -379,6 +380,23 @@ def test_what_a_process_said_last_is_shown_while_it_is_not_ready() -> None:
     shown = status(containers=[worker, ready])
     assert table.troubles(shown) == ["decode-0 ended (3 restarts), last: why"]
     assert table.plain(shown).endswith("\n  decode-0 ended (3 restarts), last: why")
+
+
+@pytest.mark.parametrize(
+    ("reason", "learnt", "ready_for", "shown"),
+    [
+        ("MetricsMissing", False, None, "WarmingUp"),
+        ("MetricsMissing", False, 3.0, "WarmingUp"),
+        ("MetricsMissing", False, 60.0, "MetricsMissing"),
+        ("MetricsMissing", True, 3.0, "MetricsMissing"),
+        ("Balanced", False, None, "Balanced"),
+    ],
+)
+def test_figures_that_could_not_come_yet_are_not_called_missing(
+    reason: str, learnt: bool, ready_for: float | None, shown: str
+) -> None:
+    told = DecisionStatus(time="t", reason=reason, message="m", to="1:1", from_="1:1")
+    assert softened(told, learnt=learnt, ready_for=ready_for).reason == shown
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:

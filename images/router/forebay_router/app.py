@@ -208,9 +208,10 @@ class Router:
         return _json(self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
-        lengths = [w.report.max_model_len for w in self.workers if w.report is not None and w.report.model == name]
+        reports = [w.report for w in self.workers if w.report is not None and w.report.model == name]
+        lengths = [report.max_model_len for report in reports if report.max_model_len > 0]  # 0: it is loading
         entry = {"id": name, "object": "model", "created": 0, "owned_by": "forebay"}
-        return {**entry, "max_model_len": min(lengths)} if any(lengths) else entry
+        return {**entry, "max_model_len": min(lengths)} if lengths else entry
 
     # Probes and figures
 

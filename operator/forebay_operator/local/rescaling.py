@@ -19,6 +19,7 @@ import msgspec
 from forebay_operator.api.ratio import Ratio
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
 from forebay_operator.decide import Decision, Split
+from forebay_operator.decide.reasons import METRICS_MISSING, WARMING_UP
 from forebay_operator.homes import Homes
 from forebay_operator.local.errors import LocalError
 from forebay_operator.local.state import StateFolder
@@ -29,6 +30,8 @@ from forebay_operator.observe.fleet import Fleet
 from forebay_operator.pilot import Checkpoint, Pilot, is_size, size_hold
 
 MEMORY: Final = "law.json"
+FIRST_FIGURES_SECONDS: Final = 10.0
+"""From all workers being ready to their first figures at the law: twice what the slowest reading takes."""
 
 
 class Saved(msgspec.Struct):
@@ -78,6 +81,9 @@ class Rescaling:
         self.source = EndpointsSource(
             session, self.clock, token=token, base=checkpoint.totals, capacity=checkpoint.capacity
         )
+        self._ready_at: float | None = None
+        """When every worker was ready for the first time."""
+
         self._announced: Decision | None = None
         self._refused: str = ""
 
@@ -91,6 +97,8 @@ class Rescaling:
         roles = [member.target for member in fleet.members]
         target = Split(roles.count("prefill"), roles.count("decode"))
         now = self.clock()
+        if self._ready_at is None and roles and all(member.ready for member in fleet.members):
+            self._ready_at = now
         self.pilot.note_workers({member.name: member.ready for member in fleet.members}, now)
         ruling = self.pilot.rule(observed, self._spec, target, self.source.workers(), now, homes)
         if ruling.move is not None:
@@ -142,13 +150,25 @@ class Rescaling:
 
     def decision(self) -> DecisionStatus | None:
         told = self.pilot.told
-        return None if told is None else shown(told)
+        if told is None:
+            return None
+        ready_for = None if self._ready_at is None else self.clock() - self._ready_at
+        return softened(shown(told), learnt=self.pilot.believed is not None, ready_for=ready_for)
 
     def recommended(self) -> str | None:
         """The split that the law would have, in mode Recommend."""
         told = self.pilot.told
         advice = told is not None and not told.apply and not is_size(told)
         return str(told.target) if told is not None and advice else None
+
+
+def softened(told: DecisionStatus, *, learnt: bool, ready_for: float | None) -> DecisionStatus:
+    """Figures that no worker has had the time to report are awaited, not missing. `ready_for`: seconds since every
+    worker was ready first, None before."""
+    young = ready_for is None or ready_for < FIRST_FIGURES_SECONDS
+    if told.reason != METRICS_MISSING or learnt or not young:
+        return told
+    return msgspec.structs.replace(told, reason=WARMING_UP, message="the workers' first figures are awaited")
 
 
 def shown(decision: Decision) -> DecisionStatus:
