@@ -110,7 +110,8 @@ def valued(
 
     # A slow move can't save a split that drowns: telling two of them apart only moves workers out of service.
     cap = fluid.CLEAR_SECONDS if gear.slow else math.inf
-    earlier = estimate.earlier
+    # What runs of earlier traffic has ended before a slow move serves: telling it apart only makes that gear bolder.
+    earlier = None if gear.slow else estimate.earlier
     now_queues = Queues(estimate.queued_seconds, estimate.decoding, earlier.requests if earlier is not None else 0.0)
     coming = model if earlier is None else _coming(earlier, estimate, policy, memory.decode_factor)
     long = estimate.load(WINDOW_SECONDS)
@@ -140,7 +141,7 @@ def valued(
     slow = min(1.0, on_wrong_side / 60.0)
     costs: dict[Split, list[float]] = {q: [] for q in splits}
     for window in WINDOWS_SLOW if gear.slow else WINDOWS_FAST:
-        load = estimate.ahead(window)
+        load = estimate.load(window) if earlier is None else estimate.ahead(window)
         donating = fluid.slowed(load, 1 + DONOR * slow)
         for q in splits:
             out = seconds + (drain_decode if q.prefill > target.prefill else drain_prefill)
