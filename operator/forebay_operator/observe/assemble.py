@@ -98,7 +98,10 @@ class Assembler:
         if unheard:
             if self._last is None:
                 return Observation(taken_at=now, workers=tuple(workers), signals=tuple(signals))
-            return replace(self._last, arrivals=(), signals=tuple(signals))
+            # What was wrong with the figures still is: a frozen worker's are no better for a router that fell silent.
+            doubts = [s for s in self._last.signals if s.needed and s.health == Health.STALE]
+            told = {signal.name for signal in doubts}
+            return replace(self._last, arrivals=(), signals=(*doubts, *(s for s in signals if s.name not in told)))
         gone = self._gone(answers)
         self._totals = self._totals.plus(gone)
         observed = Observation(

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay_operator.decide import Bounds, Decision, Gear, Memory, Policy, Workers, decide, reasons
@@ -123,6 +123,15 @@ class TestTrust:
         loads = {w.name: w for w in seen.workers}
         assert (loads["d0"].role, loads["d0"].decoding, loads["d1"].decoding) == (None, 0, 2)
 
+    def test_old_figures_keep_their_doubts_when_the_router_falls_silent(self) -> None:
+        made = Assembler()
+        workers = (worker("p0", age=100.0), worker("d0"), worker("d1"))
+        made.look(FLEET, {ROUTER: RouterReport(Totals(), workers, "i")}, {}, 100.0)
+        seen = made.look(FLEET, {ROUTER: Unanswered("late")}, {}, 101.0)
+        assert [(s.name, s.health) for s in seen.signals if s.needed] == [("worker p0 load", Health.STALE)]
+        healed = made.look(FLEET, {ROUTER: report()}, {}, 102.0)
+        assert signal(healed, "worker p0 load").health == Health.FRESH
+
     def test_the_freshest_of_two_reports_counts(self) -> None:
         old, new = worker("p0", age=4.0, running=1), worker("p0", age=0.2, running=2)
         fleet = Fleet(FLEET.members[:1], (ROUTER, OTHER))
@@ -187,6 +196,7 @@ POLICY = Policy(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ANSWERS, max_size=60), st.integers(0, 2**32))
+@example(["good", "good", "good", "good", "frozen", "silent"], 0)
 def test_whatever_comes_the_law_holds_or_decides(kinds: list[str], seed: int) -> None:
     """Never a crash, never a total that changes; a move only on a look at which everything that is needed was there."""
     rng, made, memory = random.Random(seed), Assembler(), Memory()
