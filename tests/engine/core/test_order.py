@@ -112,7 +112,7 @@ async def test_what_was_read_ahead_counts_for_its_own_engine_only(monkeypatch, e
         reading, pulls = asyncio.Event(), []
 
         async def follow(request, blocks, pulled):
-            pulled("a", 1, 3)
+            pulled("a", 1, 3, 3)
             reading.set()
             await asyncio.Event().wait()
 
