@@ -16,6 +16,7 @@ from forebay_operator.events import Recorder
 from forebay_operator.kube import KubeClient
 from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.gather import Gatherer, Nodes
+from forebay_operator.observe.load import Workers
 from forebay_operator.queue import RetryAfter
 from forebay_operator.reconcile import Reconciler
 from forebay_operator.status.build import build_status
@@ -23,6 +24,34 @@ from support.fake_cluster import FakeCluster
 from support.fake_kube import FakeApi, Object
 
 KEY = ("llm", "assistant")
+
+
+def reconciler(
+    kube: KubeClient,
+    workers: Workers,
+    wall: Callable[[], datetime],
+    surroundings: Surroundings,
+    metrics: OperatorMetrics,
+) -> Reconciler:
+    """One that has just started: it knows nothing but what the API server holds."""
+    applier = Applier(kube, ApplyCache())
+
+    def seconds() -> float:
+        return wall().timestamp()
+
+    return Reconciler(
+        kube,
+        Gatherer(kube, workers, Nodes(kube, seconds), seconds),
+        applier,
+        Actuator(kube, applier, workers),
+        Recorder(kube, "test", wall),
+        build_status,
+        metrics,
+        surroundings=surroundings,
+        resync=600.0,
+        rng=random.Random(1),
+        wall=wall,
+    )
 
 
 @dataclass
@@ -40,25 +69,8 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        applier = Applier(self.kube, ApplyCache())
-        self.reconciler = Reconciler(
-            self.kube,
-            Gatherer(
-                self.kube,
-                self.cluster,
-                Nodes(self.kube, lambda: self.now.timestamp()),
-                lambda: self.now.timestamp(),
-            ),
-            applier,
-            Actuator(self.kube, applier, self.cluster),
-            Recorder(self.kube, "test", lambda: self.now),
-            build_status,
-            self.metrics,
-            surroundings=Surroundings(operator_namespace="forebay"),
-            resync=600.0,
-            rng=random.Random(1),
-            wall=lambda: self.now,
-        )
+        surroundings = Surroundings(operator_namespace="forebay")
+        self.reconciler = reconciler(self.kube, self.cluster, lambda: self.now, surroundings, self.metrics)
 
     def put(self, obj: Object) -> None:
         held = self.api.find("disaggregatedmodels", "assistant")

@@ -181,7 +181,7 @@ def up_detached(options: UpOptions, arguments: list[str], wait_seconds: float, c
         causes = f" ({'; '.join(troubles(status))})" if status is not None and troubles(status) else ""
         raise LocalError(
             f"{state.name} is not ready after {wait_seconds:g} s{causes}; it goes on in the background: see "
-            f" `forebay status --name {state.name}` and {state.up_log}"
+            f"`forebay status --name {state.name}` and {state.up_log}"
         )
     ready = f"{state.name} is ready: {status.served_name} at {status.endpoint} (log: {state.up_log})"
     console.print(ready, markup=False, highlight=False, soft_wrap=True)

@@ -115,9 +115,9 @@ def trace_of(options: ReplayOptions) -> Trace:
         if not 0 < asked < math.inf:
             raise ReplayError(f"--rate is {asked:g}; it must be greater than 0, or left out for the trace's own")
     starts = options.at if len(options.at) == n else [0.0] * n
-    rates: list[float | None] = [None] * n
-    if options.rates:
-        rates = [*(options.rates if len(options.rates) == n else options.rates * n)]
+    rates: list[float | None] = [*options.rates] or [None]
+    if len(rates) == 1:
+        rates *= n
     segments = []
     last = max(starts)
     for path, format_name, at, rate in zip(options.traces, formats, starts, rates, strict=True):

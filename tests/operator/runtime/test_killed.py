@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,19 +14,14 @@ from typing import Any
 import pytest
 
 from forebay_operator import kube as k
-from forebay_operator.act.actuator import Actuator
-from forebay_operator.act.apply import Applier, ApplyCache
 from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
-from forebay_operator.events import Recorder
 from forebay_operator.kube import KubeClient, Object
 from forebay_operator.metrics import OperatorMetrics
-from forebay_operator.observe.gather import Gatherer, Nodes
 from forebay_operator.queue import RetryAfter
-from forebay_operator.reconcile import Reconciler
-from forebay_operator.status.build import build_status
 from support.fake_cluster import simulated_model
 from support.real_site import Site
+from support.reconcile_bench import reconciler
 
 REST_SECONDS = 90.0
 CHANGED = {"type": "Simulated", "image": "e:2", "kvCache": {"memory": "1Gi"}}
@@ -80,19 +74,12 @@ class Life:
 
     def __post_init__(self) -> None:
         self.client = MortalClient(self.site.plane.client(), self.seen, self.kill)
-        applier = Applier(self.client, ApplyCache())
-        clock = asyncio.get_running_loop().time
-        self.reconciler = Reconciler(
+        self.reconciler = reconciler(
             self.client,
-            Gatherer(self.client, self.site.workers, Nodes(self.client, clock), clock),
-            applier,
-            Actuator(self.client, applier, self.site.workers),
-            Recorder(self.client, "test", lambda: datetime.now(UTC)),
-            build_status,
+            self.site.workers,
+            lambda: datetime.now(UTC),
+            Surroundings("default"),
             OperatorMetrics(),
-            surroundings=Surroundings("default"),
-            resync=600.0,
-            rng=random.Random(1),
         )
 
 
