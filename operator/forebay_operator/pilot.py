@@ -17,7 +17,7 @@ from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
 from forebay_operator.decide import Decision, Memory, Policy, Sizing, Split, Workers, decide, reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import absorb
-from forebay_operator.decide.size import BACK_OFF_MOST
+from forebay_operator.decide.size_rules import BACK_OFF_MOST
 from forebay_operator.homes import STARTS, Homes, StartUps, growth_of, resized
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.router_report import Totals

@@ -43,9 +43,9 @@ class LawMachine(RuleBasedStateMachine):
         bounds=st.sampled_from(LIMITS),
         convertible=st.booleans(),
         rate=st.integers(1, 6),
-        growing=st.booleans(),
+        growth=st.sampled_from([None, Growth(), Growth(homes_serve=True)]),
     )
-    def begin(self, gear: Gear, bounds: Bounds, convertible: bool, rate: int, growing: bool) -> None:
+    def begin(self, gear: Gear, bounds: Bounds, convertible: bool, rate: int, growth: Growth | None) -> None:
         source, memory = settled()
         self.source = dataclasses.replace(source, seen=[])
         self.memory = copy.deepcopy(memory)
@@ -54,7 +54,7 @@ class LawMachine(RuleBasedStateMachine):
             bounds=bounds,
             convertible=convertible,
             moves_per_minute=rate,
-            growth=Growth() if growing else None,
+            growth=growth,
         )
         self.moves: list[tuple[float, int]] = []
         self.restarted_at = -math.inf

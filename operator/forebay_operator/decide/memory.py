@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from forebay_operator.api.labels import POOLS, Pool
+
 
 class Moved(msgspec.Struct, frozen=True, array_like=True):
     """A change of targets."""
@@ -21,6 +23,12 @@ class Sized(msgspec.Struct, frozen=True, array_like=True):
 
     at: float
     workers: int
+    pools: tuple[int, int] | None = None
+    """Of them, those of the (prefill, decode) pool. None: an earlier version wrote it, and it may have been either."""
+
+    def of(self, pool: Pool | None) -> int:
+        """A pool's part; None: all."""
+        return self.workers if pool is None or self.pools is None else self.pools[POOLS.index(pool)]
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True):
@@ -29,15 +37,32 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
     at: float
     grow: int
     keep: int
+    prefill: tuple[int, int] | None = None
+    """Of both, the prefill pool's. None: an earlier version wrote it."""
+
+    def grow_of(self, pool: Pool | None) -> int:
+        """A pool's part, where `prefill` tells it; None: the sum. keep_of() likewise."""
+        return self._part(self.grow, 0, pool)
+
+    def keep_of(self, pool: Pool | None) -> int:
+        return self._part(self.keep, 1, pool)
+
+    def _part(self, total: int, which: int, pool: Pool | None) -> int:
+        if pool is None:
+            return total
+        assert self.prefill is not None
+        return self.prefill[which] if pool == "prefill" else total - self.prefill[which]
 
 
 class SizeMemory(msgspec.Struct):
-    """What growing and shrinking remember (size.py). All but `needs` and `since` is durable."""
+    """What growing and shrinking remember (size_rules.py). All but `needs` and `since` is durable."""
 
     changes: list[Sized] = []
-    """Of the last half hour."""
+    """Of the last half hour; where workers serve at home only, each pool's last one as well."""
 
     reversals: int = 0
+    """Of the sum; `pool_reversals` where workers serve at home only."""
+
     failures: int = 0
     """Growths in a row that ended with a Pending pod given up."""
 
@@ -46,13 +71,31 @@ class SizeMemory(msgspec.Struct):
     since: float = 0.0
     """First of `needs` without a gap."""
 
+    pool_reversals: dict[str, int] = {}
+
+    def reversals_of(self, pool: Pool | None) -> int:
+        return self.reversals if pool is None else self.pool_reversals.get(pool, 0)
+
+    def set_reversals(self, pool: Pool | None, count: int) -> None:
+        if pool is None:
+            self.reversals = count
+        else:
+            self.pool_reversals[pool] = count
+
     def next(self) -> SizeMemory:
         other = copy.copy(self)
         other.changes, other.needs = list(self.changes), list(self.needs)
+        other.pool_reversals = dict(self.pool_reversals)
         return other
 
     def durable(self) -> SizeMemory:
-        return SizeMemory(list(self.changes), self.reversals, self.failures, self.blocked_until)
+        return SizeMemory(
+            list(self.changes),
+            self.reversals,
+            self.failures,
+            self.blocked_until,
+            pool_reversals=dict(self.pool_reversals),
+        )
 
 
 class Totals(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,7 @@
-"""Growing and shrinking the number of workers: each rule by a table, and what must hold whatever happens."""
+"""Growing and shrinking the number of workers: each rule by a table, and what must hold whatever happens.
+
+Pools that serve at home only have their tables in test_size_homes.py, and the properties here.
+"""
 
 from __future__ import annotations
 
@@ -8,87 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import Ratio
-from forebay_operator.decide import Bounds, Fleet, Growth, Rate, Rules, Sizing, Split, reasons
-from forebay_operator.decide.memory import SizeMemory
-from forebay_operator.decide.size import sized
-
-QUICK = Growth(
-    up=Rules(stabilization_seconds=0.0, rates=(Rate("Pods", 2, 60.0),)),
-    down=Rules(stabilization_seconds=20.0, rates=(Rate("Pods", 1, 60.0),)),
-    start_seconds=60.0,
-)
-
-ANY = Bounds()
-
-
-class Plant:
-    """Two pools that follow what is asked: pods start after `start` seconds and end after `stop`."""
-
-    def __init__(self, prefill: int = 2, decode: int = 2, start: float = 30.0, stop: float = 20.0) -> None:
-        self.now = 0.0
-        self.start, self.stop = start, stop
-        self.ready: dict[Pool, int] = {"prefill": prefill, "decode": decode}
-        self.starting: dict[Pool, list[float]] = {"prefill": [], "decode": []}
-        self.leaving: dict[Pool, list[float]] = {"prefill": [], "decode": []}
-        self.memory = SizeMemory()
-        self.seen_leaving = 0
-
-    def fleets(self) -> dict[Pool, Fleet]:
-        return {
-            pool: Fleet(
-                wanted=self.ready[pool] + len(self.starting[pool]),
-                ready=self.ready[pool],
-                pending_since=min(self.starting[pool], default=None),
-                terminating=len(self.leaving[pool]),
-            )
-            for pool in self.ready
-        }
-
-    def tick(
-        self,
-        demand: tuple[float, float],
-        growth: Growth = QUICK,
-        bounds: Bounds = ANY,
-        explained: bool = True,
-        pause: str = "None",
-        seconds: float = 5.0,
-    ) -> Sizing:
-        self.now += seconds
-        for pool in self.ready:
-            up = [at for at in self.starting[pool] if self.now - at >= self.start]
-            self.ready[pool] += len(up)
-            self.starting[pool] = [at for at in self.starting[pool] if at not in up]
-            self.leaving[pool] = [at for at in self.leaving[pool] if self.now - at < self.stop]
-        self.seen_leaving = sum(len(left) for left in self.leaving.values())
-        serving = Split(self.ready["prefill"], self.ready["decode"])
-        found, self.memory = sized(
-            self.fleets(),
-            demand,
-            serving,
-            bounds,
-            growth,
-            pause,  # type: ignore[arg-type]
-            explained,
-            self.memory,
-            self.now,
-        )
-        for pool in self.ready:
-            change = getattr(found.target, pool) - getattr(found.before, pool)
-            self.starting[pool] += [self.now] * max(0, change)
-            for _ in range(-min(0, change)):
-                if self.starting[pool]:
-                    self.starting[pool].pop()
-                else:
-                    self.ready[pool] -= 1
-                    self.leaving[pool].append(self.now)
-        return found
-
-    @property
-    def held(self) -> int:
-        """Pods that hold a GPU."""
-        return sum(self.ready[p] + len(self.starting[p]) + len(self.leaving[p]) for p in self.ready)
+from forebay_operator.decide import Bounds, Rate, Rules, reasons
+from support.plant import QUICK, Plant
 
 
 @pytest.mark.parametrize(
@@ -233,10 +158,15 @@ DEMANDS = st.tuples(st.floats(0, 12), st.floats(0, 12), st.integers(1, 25))
 
 
 def check_invariants(
-    demands: list[tuple[float, float, int]], bounds: Bounds, start: float, stop: float, restart: int
+    demands: list[tuple[float, float, int]],
+    bounds: Bounds,
+    start: float,
+    stop: float,
+    restart: int,
+    homes_serve: bool,
 ) -> None:
     plant = Plant(start=start, stop=stop)
-    growth = dataclasses.replace(QUICK, pending_seconds=100.0)
+    growth = dataclasses.replace(QUICK, pending_seconds=100.0, homes_serve=homes_serve)
     most = bounds.max_gpus or 10**9
     changes: list[tuple[float, int]] = []
     step = 0
@@ -280,6 +210,7 @@ CASES = (
     st.sampled_from([5.0, 30.0, 1e9]),
     st.sampled_from([0.0, 20.0, 120.0]),
     st.integers(0, 40),
+    st.booleans(),
 )
 
 test_limits_hold_whatever_the_demand = settings(max_examples=300, deadline=None)(given(*CASES)(check_invariants))
@@ -289,16 +220,27 @@ test_limits_hold_for_long = pytest.mark.timeout(3600)(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.floats(0, 6), st.floats(0, 6), st.sampled_from([5.0, 30.0, 120.0]), st.sampled_from([0.0, 20.0, 120.0]))
-def test_constant_demand_settles(prefill: float, decode: float, start: float, stop: float) -> None:
+@given(
+    st.floats(0, 6),
+    st.floats(0, 6),
+    st.sampled_from([5.0, 30.0, 120.0]),
+    st.sampled_from([0.0, 20.0, 120.0]),
+    st.booleans(),
+)
+def test_constant_demand_settles(prefill: float, decode: float, start: float, stop: float, homes_serve: bool) -> None:
     plant = Plant(start=start, stop=stop)
+    growth = dataclasses.replace(QUICK, homes_serve=homes_serve)
     for _ in range(300):
-        plant.tick((prefill, decode))
-    assert {plant.tick((prefill, decode)).target.total for _ in range(200)} == {plant.held}
+        plant.tick((prefill, decode), growth)
+    assert {plant.tick((prefill, decode), growth).target.total for _ in range(200)} == {plant.held}
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.floats(0, 8), st.floats(0, 8), st.floats(0, 4), st.floats(0, 4))
-def test_more_demand_never_asks_for_fewer(prefill: float, decode: float, more: float, even: float) -> None:
-    usual, raised = Plant(3, 3).tick((prefill, decode)), Plant(3, 3).tick((prefill + more, decode + even))
+@given(st.floats(0, 8), st.floats(0, 8), st.floats(0, 4), st.floats(0, 4), st.booleans())
+def test_more_demand_never_asks_for_fewer(
+    prefill: float, decode: float, more: float, even: float, homes_serve: bool
+) -> None:
+    growth = dataclasses.replace(QUICK, homes_serve=homes_serve)
+    usual = Plant(3, 3).tick((prefill, decode), growth)
+    raised = Plant(3, 3).tick((prefill + more, decode + even), growth)
     assert raised.target.total >= usual.target.total

@@ -267,12 +267,12 @@ async def test_without_role_switches_the_ratio_binds_the_pools_and_does_not_free
     await world.put(model(**narrow))
     await world.live(75)
     world.load = HEAVY
-    await world.live_until((1, 2), 90)
+    await world.live_until((2, 2), 90)
     world.load = Load(prompts=10, tokens=1500)
-    await world.live_until((2, 3), 200)
+    await world.live_until((4, 4), 200)
     await world.put(model(ratio={"min": "4:1", "max": "9:1"}, roleSwitching="Disabled"))
     world.load = Load()
-    await world.live_until((2, 2), 400)
+    await world.live_until((4, 1), 400)
 
 
 async def test_a_size_set_by_scale_waits_for_a_node_as_long_as_it_takes(bench: Bench) -> None:
