@@ -255,6 +255,14 @@ def replay_command(
     gear: Annotated[str, typer.Option(help="role, or replica-N with N seconds of start-up.")] = "role",
     role_switch_s: Annotated[float | None, typer.Option(min=0, help="Gear role with this delay.")] = None,
     replica_start_s: Annotated[float | None, typer.Option(min=0, help="Gear replica with this start-up.")] = None,
+    drain: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Replica gears: how long a worker drains before what it still runs continues elsewhere. "
+            "Default: as spec.drain.timeoutSeconds, 600; 0: at once.",
+        ),
+    ] = None,
     convertible: Annotated[str, typer.Option(help="on: decoders take prompts when prefill is late.")] = "off",
     refuse_over: Annotated[
         float,
@@ -290,6 +298,7 @@ def replay_command(
         gear=gear,
         role_switch_seconds=role_switch_s,
         replica_start_seconds=replica_start_s,
+        drain_seconds=drain,
         convertible=convertible == "on",
         refuse_over=refuse_over,
         ttft_ms=ttft_ms,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from forebay_engine.perf import PerfModel
+from forebay_operator.api.v1alpha1 import Drain
 from forebay_operator.observe.traffic import Arrivals, Observation, WorkerLoad
 from forebay_operator.replay.fleet import Fleet, Gear, role_gear
 from forebay_operator.replay.job import Job
@@ -17,6 +18,9 @@ from forebay_operator.replay.trace import Trace
 from forebay_operator.replay.worker import Gaps, Listener, Worker, WorkerShape
 
 TICK_SECONDS = 5.0
+DRAIN_SECONDS = float(Drain().timeout_seconds)
+"""The operator's."""
+
 LATENCY_WINDOW_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
 """After the last arrival: what has not ended by then counts as missed."""
@@ -47,6 +51,9 @@ class Setup:
     tpot_seconds: float
     shape: WorkerShape = field(default_factory=WorkerShape)
     gear: Gear = field(default_factory=role_gear)
+    drain_seconds: float = DRAIN_SECONDS
+    """Of a replica, before what still runs there goes on elsewhere."""
+
     convertible: bool = False
     refusal_factor: float = 0.0
     """Refuse early when the predicted TTFT is over so many times the objective. 0: never."""
@@ -68,6 +75,8 @@ class Outcome:
 
     ended_at: float
     preemptions: int
+    handed_on: int
+    """Requests that the end of a drain sent to another worker, each time counted."""
 
 
 class Cluster:
@@ -78,7 +87,7 @@ class Cluster:
         self.gaps = Gaps()
         shape = setup.shape
         self.workers = [make_worker(i, setup.model, shape, setup.tpot_seconds, self) for i in range(setup.workers)]
-        self.fleet = Fleet(self.workers, setup.start_prefill, setup.gear)
+        self.fleet = Fleet(self.workers, setup.start_prefill, setup.gear, setup.drain_seconds, self._hand_on)
         self._routing = Routing(
             setup.model, shape, setup.ttft_seconds, setup.tpot_seconds, setup.convertible, setup.refusal_factor
         )
@@ -91,6 +100,11 @@ class Cluster:
         self._egress = [0.0] * setup.workers
         self._ingress = [0.0] * setup.workers
         """When each link has sent or received what was begun."""
+        self._handed: dict[int, Job] = {}
+        """Requests between their two legs, by number: their KV lies on `held_by`, or is lost (below 0)."""
+        self._reading: dict[int, tuple[int, int]] = {}
+        """(serial of its end, worker) of each one's read; others are void."""
+        self._handed_on = 0
         self._turn = 0
         self._jobs: list[Job] = []
         self._rng = random.Random(setup.seed)
@@ -116,20 +130,30 @@ class Cluster:
     def prefilled(self, worker: Worker, job: Job, now: float) -> None:
         self._output_of_prefill += 1
         job.held_by = worker.index
-        decodes = self.fleet.decodes or self.workers
-        self._turn += 1
-        chosen = self._routing.decode(decodes, job.known, self._turn)
-        assert chosen is not None
-        self.workers[chosen].submit_pull(job, now)
+        self._handed[job.number] = job
+        self._decoder(job).submit_pull(job, now)
 
     def pulls(self, worker: Worker, job: Job, now: float) -> None:
         source, sink = job.held_by, worker.index
-        # One read at a time on a link, at its full rate: as many bytes a second as reads that share it.
-        begin = max(now, self._egress[source], self._ingress[sink]) if source != sink else now
-        end = begin + self.setup.model.handoff_seconds(job.prompt) if source != sink else now
-        self._egress[source] = self._ingress[sink] = end
+        end = now
+        if source not in (sink, -1):
+            # One read at a time on a link, at its full rate: as many bytes a second as reads that share it.
+            begin = max(now, self._egress[source], self._ingress[sink])
+            end = begin + self.setup.model.handoff_seconds(job.prompt)
+        if source >= 0:
+            self._egress[source] = self._ingress[sink] = end
+        self._ends_reading(job, sink, end)
+
+    def _ends_reading(self, job: Job, sink: int, at: float) -> None:
         self._serial += 1
-        heapq.heappush(self._events, (end, self._serial, sink, job))
+        self._reading[job.number] = self._serial, sink
+        heapq.heappush(self._events, (at, self._serial, sink, job))
+
+    def _decoder(self, job: Job) -> Worker:
+        self._turn += 1
+        chosen = self._routing.decode(self.fleet.decodes or self.workers, job.known, self._turn)
+        assert chosen is not None
+        return self.workers[chosen]
 
     def finished(self, worker: Worker, job: Job, now: float) -> None:
         self._finished += 1
@@ -178,8 +202,8 @@ class Cluster:
             now, serial, index, job = heapq.heappop(events)
             worker = self.workers[index]
             if job is not None:
-                self.workers[job.held_by].release(job, now)
-                worker.pulled(job, now)
+                if self._reading.get(job.number) == (serial, index):
+                    self._read(worker, job, now)
             elif self._wake[index] == serial:
                 worker.boundary(now)
         return Outcome(
@@ -190,7 +214,16 @@ class Cluster:
             splits=splits,
             ended_at=max(now, horizon),
             preemptions=sum(w.preemptions for w in self.workers),
+            handed_on=self._handed_on,
         )
+
+    def _read(self, worker: Worker, job: Job, now: float) -> None:
+        del self._reading[job.number], self._handed[job.number]
+        if job.held_by < 0:
+            worker.pull_lost(job, now)
+            return
+        self.workers[job.held_by].release(job, now)
+        worker.pulled(job, now)
 
     def _arrive(self, now: float, prompt: int, output: int) -> None:
         job = Job(len(self._jobs), now, prompt, output)
@@ -202,16 +235,49 @@ class Cluster:
         if prompt + output > self.setup.model.kv_capacity_tokens:
             self._refuse(job, now)
             return
-        self._turn += 1
-        fleet = self.fleet
-        chosen = self._routing.prefill(fleet.prefills, fleet.decodes, prompt, self._velocity, self._turn)
+        chosen = self._prefiller(self._routing, prompt)
         if chosen is None or not self.workers[chosen[0]].submit(job, now, hold=chosen[1]):
             self._refuse(job, now)
+
+    def _prefiller(self, routing: Routing, prompt: int) -> tuple[int, bool] | None:
+        self._turn += 1
+        return routing.prefill(self.fleet.prefills, self.fleet.decodes, prompt, self._velocity, self._turn)
 
     def _refuse(self, job: Job, now: float) -> None:
         job.refused = True
         self._refused += 1
         self._missed_ttft += 1
+
+    def _hand_on(self, worker: Worker, now: float) -> None:
+        """A drain is over: what is left goes on elsewhere, as the router has it when a worker breaks answers off."""
+        self._wake[worker.index] = -1
+        leaving = worker.evict(now)
+        self._handed_on += len(leaving)
+        for job in self._handed.values():
+            if job.held_by == worker.index:
+                job.held_by, job.spoke = -1, job.first
+        for job in leaving:
+            self._go_on(job, now)
+        for number, (_, sink) in list(self._reading.items()):
+            if self._handed[number].held_by < 0:
+                self._ends_reading(self._handed[number], sink, now)
+
+    def _go_on(self, job: Job, now: float) -> None:
+        self._reading.pop(job.number, None)
+        handed = self._handed.get(job.number)
+        if handed is not None and job.held_by >= 0:
+            # No token of a decode worker is out: its KV can still be read.
+            self._decoder(job).submit_pull(job, now)
+            return
+        self._handed.pop(job.number, None)
+        if job.generated:
+            job.spoke = job.spoke if job.spoke >= 0 else job.first
+            self._decoder(job).submit(job, now, hold=False, placed=True)
+            return
+        # It was taken in once, and is not refused now.
+        chosen = self._prefiller(replace(self._routing, refusal_factor=0.0), job.prompt)
+        assert chosen is not None
+        self.workers[chosen[0]].submit(job, now, hold=chosen[1], placed=True)
 
     # What the law sees.
 

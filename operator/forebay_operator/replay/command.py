@@ -11,7 +11,7 @@ from rich.console import Console
 
 from forebay_engine.perf import load
 from forebay_operator.replay.chain import Segment, chain
-from forebay_operator.replay.cluster import Faults, Setup
+from forebay_operator.replay.cluster import DRAIN_SECONDS, Faults, Setup
 from forebay_operator.replay.fleet import parse_gear, replica_gear, role_gear
 from forebay_operator.replay.plot import plot
 from forebay_operator.replay.run import PATHS, ReplayError, parse_split, run
@@ -36,6 +36,7 @@ class ReplayOptions:
     gear: str = "role"
     role_switch_seconds: float | None = None
     replica_start_seconds: float | None = None
+    drain_seconds: float | None = None
     convertible: bool = False
     refuse_over: float = 0.0
     ttft_ms: float | None = None
@@ -71,6 +72,9 @@ def setup_of(options: ReplayOptions) -> Setup:
         raise ReplayError(f"--lost-writes is {options.lost_writes:g}; it is a share from 0 to 1")
     if options.refuse_over < 0:
         raise ReplayError(f"--refuse-over is {options.refuse_over:g}; write how many TTFT objectives, or 0 for never")
+    drain = DRAIN_SECONDS if options.drain_seconds is None else options.drain_seconds
+    if not drain >= 0:
+        raise ReplayError(f"--drain is {drain:g}; write seconds from 0, or leave it out for {DRAIN_SECONDS:g}")
     start = options.start or f"{options.workers // 2}:{options.workers - options.workers // 2}"
     return Setup(
         model=model,
@@ -84,6 +88,7 @@ def setup_of(options: ReplayOptions) -> Setup:
             mixed_step_seconds=MIXED_SHARE * tpot,
         ),
         gear=gear,
+        drain_seconds=drain,
         convertible=options.convertible,
         refusal_factor=options.refuse_over,
         faults=Faults(options.metric_lag_seconds, options.lost_writes, tuple(_span(text) for text in options.stale)),
@@ -108,13 +113,15 @@ def trace_of(options: ReplayOptions) -> Trace:
     for name, values in (("--format", options.formats), ("--at", options.at), ("--rate", options.rates)):
         if len(values) not in (0, 1, n):
             raise ReplayError(f"{name} was given {len(values)} times for {n} traces; give it once for each")
+    if len(options.at) == 1 and n > 1:
+        raise ReplayError(f"--at was given once for {n} traces; give it once for each: where each one starts")
     formats = options.formats * n if len(options.formats) == 1 else options.formats
     if not formats:
         formats = [_format_of(path) for path in options.traces]
     for asked in options.rates:
         if not 0 < asked < math.inf:
             raise ReplayError(f"--rate is {asked:g}; it must be greater than 0, or left out for the trace's own")
-    starts = options.at if len(options.at) == n else [0.0] * n
+    starts = options.at or [0.0] * n
     rates: list[float | None] = [*options.rates] or [None]
     if len(rates) == 1:
         rates *= n
@@ -150,4 +157,4 @@ def replay(options: ReplayOptions, console: Console) -> None:
     else:
         console.print(as_table(ran))
         if options.path == "fast":
-            console.print("Fast path: within 0.3 points of --path exact on the grid of tests/operator/replay.")
+            console.print("Fast path: within 0.4 points of --path exact on the grid of tests/operator/replay.")

@@ -40,9 +40,11 @@ class ExactWorker(WorkerBase):
     def preemptions(self) -> int:
         return self._scheduler.preemptions
 
-    def submit(self, job: Job, now: float, *, hold: bool) -> bool:
-        if self._scheduler.waiting >= self.shape.max_waiting:
+    def submit(self, job: Job, now: float, *, hold: bool, placed: bool = False) -> bool:
+        if self._scheduler.waiting >= self.shape.max_waiting and not placed:
             return False
+        if job.spoke >= 0:
+            self._spoke[str(job.number)] = job.spoke
         self._add(job, now, hold=hold, pull=None)
         return True
 
@@ -69,10 +71,28 @@ class ExactWorker(WorkerBase):
             self._begin(now)
 
     def pulled(self, job: Job, now: float) -> None:
+        self._read_ended(job, now, ok=True)
+
+    def pull_lost(self, job: Job, now: float) -> None:
+        self._read_ended(job, now, ok=False)
+
+    def _read_ended(self, job: Job, now: float, *, ok: bool) -> None:
         self._spoke[str(job.number)] = job.first
-        self._scheduler.pull_done(str(job.number), True)
+        self._scheduler.pull_done(str(job.number), ok)
         if self._plan is None:
             self._begin(now)
+
+    def evict(self, now: float) -> list[Job]:
+        leaving = list(self._jobs.values())
+        for name, job in self._jobs.items():
+            job.spoke = self._spoke.get(name, -1.0)
+            self._scheduler.abort(name)
+            # Of a pull that was under way; others are not known to it.
+            self._scheduler.pull_done(name, False)
+        for blocks in self._kept.values():
+            self._pool.free_blocks(blocks)
+        self._jobs, self._spoke, self._kept, self._plan = {}, {}, {}, None
+        return leaving
 
     def release(self, job: Job, now: float) -> None:
         blocks = self._kept.pop(job.number, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import insort
 from collections import deque
 
 from forebay_engine.perf import PerfModel
@@ -23,6 +24,12 @@ class FastWorker(WorkerBase):
         self._capacity = model.kv_capacity_tokens // shape.block_size * shape.block_size
         self._half_block = shape.block_size // 2
         self._line = 0
+        self._step = 0
+        self._slow = 0
+        self._preemptions = 0
+        self._empty()
+
+    def _empty(self) -> None:
         self._waiting: deque[Job] = deque()
         self._prompts: list[Job] = []
         """Running prompts, oldest first."""
@@ -32,7 +39,7 @@ class FastWorker(WorkerBase):
         """Heap by finish step."""
         self._joining: list[Job] = []
         self._pulling_tokens = 0
-        self._pulling = 0
+        self._pulling: dict[int, Job] = {}
         self._prompt_tokens = 0
         """KV of running prompts."""
         self._held_tokens = 0
@@ -41,8 +48,6 @@ class FastWorker(WorkerBase):
         self._queued = 0
         self._batch = 0
         self._resident = 0
-        self._step = 0
-        self._slow = 0
         # The step or run under way.
         self._busy = False
         self._start = 0.0
@@ -50,12 +55,11 @@ class FastWorker(WorkerBase):
         self._chunks: list[tuple[Job, int, int, bool]] = []
         """(job, new tokens, context before, last chunk)"""
         self._accounted = 0
-        self._preemptions = 0
 
     # Work in.
 
-    def submit(self, job: Job, now: float, *, hold: bool) -> bool:
-        if len(self._waiting) >= self.shape.max_waiting:
+    def submit(self, job: Job, now: float, *, hold: bool, placed: bool = False) -> bool:
+        if len(self._waiting) >= self.shape.max_waiting and not placed:
             return False
         job.left = job.known
         job.pull = False
@@ -78,11 +82,42 @@ class FastWorker(WorkerBase):
         self._waiting.append(job)
 
     def pulled(self, job: Job, now: float) -> None:
-        self._pulling -= 1
-        self._pulling_tokens -= job.known + self._half_block
-        job.pull = False
+        self._read_ended(job)
         self._joining.append(job)
         self._kick(now)
+
+    def pull_lost(self, job: Job, now: float) -> None:
+        # It keeps its place and its blocks, as in the scheduler.
+        self._read_ended(job)
+        job.left = job.known
+        self._queued += job.left
+        self._prompt_tokens += job.known + self._half_block
+        insort(self._prompts, job, key=lambda other: other.order)
+        self._kick(now)
+
+    def _read_ended(self, job: Job) -> None:
+        del self._pulling[job.number]
+        self._pulling_tokens -= job.known + self._half_block
+        job.pull = False
+
+    def evict(self, now: float) -> list[Job]:
+        spoke = self._start
+        if self._busy and not self._chunks and (done := self._steps_by(now, round_up=False)):
+            self._account(done)
+            self._slow += self._slow_steps(done)
+            self._step += done
+            spoke += self._seconds(done)
+        leaving = [*self._waiting, *self._prompts, *self._joining, *self._pulling.values()]
+        for finish, _, job in self._decodes:
+            if finish <= self._step:
+                self._finish(job, spoke)
+                continue
+            job.generated = job.output - (finish - self._step)
+            job.slow_gaps += self._slow - job.slow_mark
+            job.spoke = spoke
+            leaving.append(job)
+        self._empty()
+        return sorted(leaving, key=lambda job: job.order)
 
     def release(self, job: Job, now: float) -> None:
         self._held -= 1
@@ -208,12 +243,18 @@ class FastWorker(WorkerBase):
         self._busy = False
 
     def _prompt_done(self, job: Job, now: float) -> None:
-        self._prompts.pop(0)
+        self._prompts.remove(job)
         self._prompt_tokens -= job.known + self._half_block
         held = job.number in self._hold
         job.generated += 1
         if job.first < 0:
             job.first = now
+        elif job.spoke >= 0:
+            # Handed on: its pause ends with this token.
+            self.generated += 1
+            self._listener.gaps.add(now - job.spoke, 1)
+            job.slow_gaps += now - job.spoke > self.slow_gap
+            job.spoke = now
         if job.generated >= job.output:
             self._hold.discard(job.number)
             job.last = now
@@ -241,7 +282,7 @@ class FastWorker(WorkerBase):
             self._batch += 1
             self._resident += job.known
         self._joining = []
-        while self._batch and self._used() + self._batch > self._capacity and self._preempt():
+        while self._batch and self._used() + self._batch > self._capacity and self._preempt(now):
             pass
         self._admit(now)
         chunks = self._chunks
@@ -260,7 +301,7 @@ class FastWorker(WorkerBase):
         if joined:
             first = duration if chunks else self._seconds(1)
             for job in joined:
-                gap = now + first - job.first
+                gap = now + first - (job.spoke if job.spoke >= 0 else job.first)
                 if gap > first + 1e-9:
                     self._listener.gaps.add(gap, 1)
                 if gap > self.slow_gap >= first:
@@ -271,7 +312,7 @@ class FastWorker(WorkerBase):
         decoding = self._resident + self._half_block * self._batch
         return decoding + self._pulling_tokens + self._prompt_tokens + self._held_tokens
 
-    def _preempt(self) -> bool:
+    def _preempt(self, now: float) -> bool:
         """The youngest decode loses its KV and computes it again here; False when it is the only one."""
         if self._batch < 2:
             return False
@@ -285,6 +326,8 @@ class FastWorker(WorkerBase):
         self._batch -= 1
         self._resident -= job.known
         job.left = job.known
+        if job.spoke >= 0:
+            job.spoke = now
         self._queued += job.left
         waiting = [*self._waiting, job]
         waiting.sort(key=lambda other: other.order)
@@ -304,13 +347,13 @@ class FastWorker(WorkerBase):
         running = self._batch + len(self._prompts)
         while self._waiting:
             job = self._waiting[0]
-            if running + self._pulling + len(self._joining) >= shape.max_running:
+            if running + len(self._pulling) + len(self._joining) >= shape.max_running:
                 break
             if not job.pull:
                 budget = self._budget(job) if budget is None else budget
                 if budget <= 0:
                     break
-            elif self._pulling >= shape.max_pulls:
+            elif len(self._pulling) >= shape.max_pulls:
                 break
             need = job.known + self._half_block
             headroom = self._capacity // 100 if running else 0
@@ -322,7 +365,7 @@ class FastWorker(WorkerBase):
             used += need
             if job.pull:
                 self._pulls_waiting -= 1
-                self._pulling += 1
+                self._pulling[job.number] = job
                 self._pulling_tokens += need
                 self._listener.pulls(self, job, now)
             else:
@@ -362,7 +405,7 @@ class FastWorker(WorkerBase):
 
     @property
     def decoding(self) -> int:
-        return self._batch + len(self._joining) + self._pulling
+        return self._batch + len(self._joining) + len(self._pulling)
 
     @property
     def waiting_pulls(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forebay_operator.api.labels import Pool
@@ -20,7 +20,7 @@ class Gear:
     """Role: until the router uses the new role. Replica: from an empty worker to a ready one in the other pool."""
 
     drains: bool
-    """Replica: what runs there ends first, and the worker takes nothing new meanwhile."""
+    """Replica: what runs there ends first (or is handed on), and the worker takes nothing new meanwhile."""
 
 
 def role_gear(seconds: float = 1.0) -> Gear:
@@ -53,8 +53,18 @@ class Member:
 class Fleet:
     """N workers, each with a role and a target role. Every move is of one worker."""
 
-    def __init__(self, workers: Sequence[Worker], prefill: int, gear: Gear) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        prefill: int,
+        gear: Gear,
+        drain_seconds: float,
+        hand_on: Callable[[Worker, float], None],
+    ) -> None:
+        """`hand_on`: (worker, now), gives its requests to others, when it has drained for `drain_seconds`."""
         self.gear = gear
+        self._drain_seconds = drain_seconds
+        self._hand_on = hand_on
         roles: list[Pool] = ["prefill" if i < prefill else "decode" for i in range(len(workers))]
         self.members = [Member(worker, role, role) for worker, role in zip(workers, roles, strict=True)]
         self.moves = 0
@@ -126,7 +136,9 @@ class Fleet:
                 continue
             if member.draining:
                 if member.worker.in_flight:
-                    continue
+                    if now - self._began[member.worker.index] < self._drain_seconds - 1e-9:
+                        continue
+                    self._hand_on(member.worker, now)
                 member.draining = False
                 member.ready_at = now + self.gear.seconds
             if now >= member.ready_at:

@@ -22,6 +22,7 @@ class Job:
         "refused",
         "slow_gaps",
         "slow_mark",
+        "spoke",
     )
 
     def __init__(self, number: int, arrived: float, prompt: int, output: int) -> None:
@@ -45,6 +46,9 @@ class Job:
         self.slow_gaps = 0
         """Gaps between tokens longer than the TPOT objective."""
         self.slow_mark = 0
+        self.spoke = -1.0
+        """When its last token came, of a request that was handed on; below 0: it was not. While it decodes, as of its
+        last join."""
         self.refused = False
 
     @property

@@ -37,6 +37,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds at each prefill:decode of serving workers."""
 
     preemptions: int
+    handed_on: int
+    """Requests that the end of a drain sent to another worker."""
 
 
 def score(outcome: Outcome, setup: Setup, *, after: float = 0.0) -> Score:
@@ -93,6 +95,7 @@ def score(outcome: Outcome, setup: Setup, *, after: float = 0.0) -> Score:
         gear=setup.gear.name,
         splits={key: round(value, 1) for key, value in sorted(held.items())},
         preemptions=outcome.preemptions,
+        handed_on=outcome.handed_on,
     )
 
 

@@ -72,13 +72,25 @@ class Worker(Protocol):
 
     index: int
 
-    def submit(self, job: Job, now: float, *, hold: bool) -> bool:
-        """A prompt to compute; with `hold` its decode runs elsewhere. False: the waiting line is full (a 429)."""
+    def submit(self, job: Job, now: float, *, hold: bool, placed: bool = False) -> bool:
+        """A prompt to compute; with `hold` its decode runs elsewhere. False: the waiting line is full (a 429).
+
+        Of an answer that has begun elsewhere, its tokens too. `placed`: it was taken in already, and has its place.
+        """
 
     def submit_pull(self, job: Job, now: float) -> None:
         """A decode leg whose KV is held by another worker."""
 
     def pulled(self, job: Job, now: float) -> None: ...
+
+    def pull_lost(self, job: Job, now: float) -> None:
+        """Instead of pulled(): its KV is gone, and its prompt is computed here."""
+
+    def evict(self, now: float) -> list[Job]:
+        """End at once: every request leaves with the tokens that it has, and all KV is freed. In order of their coming.
+
+        The step under way is lost, and the caller forgets its end.
+        """
 
     def release(self, job: Job, now: float) -> None:
         """The KV that was held here for `job` has been read."""

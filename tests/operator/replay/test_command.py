@@ -97,6 +97,8 @@ def test_without_matplotlib_the_remedy_is_told(trace: Path, tmp_path: Path, monk
         (["--rate", "nan"], "must be greater than 0"),
         (["--at", "0", "--at", "1"], "given 2 times for 1 traces"),
         (["--until", "0"], "is not after"),
+        (["--drain", "-1"], "--drain is -1; write seconds from 0"),
+        (["--drain", "nan"], "--drain is nan"),
     ],
 )
 def test_bad_options_exit_2_with_the_remedy(trace: Path, arguments: list[str], said: str) -> None:
@@ -104,6 +106,34 @@ def test_bad_options_exit_2_with_the_remedy(trace: Path, arguments: list[str], s
     assert code == 2
     assert said in " ".join(error.split())
     assert "Traceback" not in error
+
+
+def test_one_start_for_several_traces_is_refused(trace: Path) -> None:
+    """It was ignored: all of them started at 0."""
+    code, _, error = replay("--trace", str(trace), "--trace", str(trace), "--at", "40", "--until", "70")
+    assert code == 2
+    assert "--at was given once for 2 traces; give it once for each" in " ".join(error.split())
+    code, out, _ = replay("--trace", str(trace), "--at", "40", "--json", "--workers", "4", "--policy", "fixed:1:3")
+    assert code == 0
+    assert sum(json.loads(out)[0]["splits"].values()) == pytest.approx(130, abs=6)
+
+
+def test_a_drain_that_is_cut_short_hands_requests_on(trace: Path) -> None:
+    long = trace.parent / "long.csv"
+    rows = [f"{a.at:.3f},{a.prompt_tokens},{a.output_tokens}" for a in poisson(20.0, 25.0, 200, 900)]
+    long.write_text("arrived_at,prompt_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    chained = ("--trace", str(long), "--at", "0", "--rate", "20", "--trace", str(trace), "--at", "25", "--rate", "90")
+    asked = (*chained, "--until", "55", "--workers", "6", "--start", "2:4", "--gear", "replica-3", "--json")
+    found = {}
+    for seconds in ("0", "600", None):
+        drain = () if seconds is None else ("--drain", seconds)
+        code, out, _ = replay(*asked, "--policy", "demand", *drain)
+        assert code == 0
+        found[seconds] = json.loads(out)[0]
+    assert found["0"]["handed_on"] > 0
+    assert found["0"]["unfinished"] == 0
+    assert found[None] == found["600"]
+    assert found[None]["handed_on"] == 0
 
 
 def test_the_format_of_a_csv_need_not_be_given(trace: Path, tmp_path: Path) -> None:
