@@ -1,4 +1,4 @@
-"""The fast path against the exact one, which is the engine's scheduler: within 0.3 points and a request on this grid."""
+"""The fast path against the exact one, the engine's scheduler: within 0.3 points and a request on this grid."""
 
 from __future__ import annotations
 
