@@ -165,6 +165,7 @@ async def test_killed_after_every_write(site: Site) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name, wanted in STEPS.items() if wanted is not None])
 async def test_killed_once_after_each_write(site: Site, name: str) -> None:
     """A run for each write of the change, which is the one that the operator is killed after."""
