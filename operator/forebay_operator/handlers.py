@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain, repeat
 from typing import Any, Final, Protocol, cast
 
 import kopf
@@ -45,6 +46,10 @@ NODE_DELAY_SECONDS: Final = 2.0
 
 NODE_FACTS_DELAY_SECONDS: Final = 10.0
 """After another change of labels or resources: nothing depends on it at once, and each is a look at every model."""
+
+
+WATCH_RETRY_SECONDS: Final = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 30.0)
+"""Between tries of a watch that is refused (403, 5xx) or not answered. The last goes on for ever."""
 
 
 Login = Callable[..., kopf.ConnectionInfo | None]
@@ -170,6 +175,11 @@ def _watch(
         handle(cast("str | None", event["type"]), obj)
 
 
+class _Backoffs(Iterable[float]):
+    def __iter__(self) -> Iterator[float]:
+        return chain(WATCH_RETRY_SECONDS, repeat(WATCH_RETRY_SECONDS[-1]))
+
+
 def settings(*, request_timeout: float = 30.0) -> kopf.OperatorSettings:
     """What must not be left to kopf's defaults, and why."""
     made = kopf.OperatorSettings()
@@ -182,6 +192,9 @@ def settings(*, request_timeout: float = 30.0) -> kopf.OperatorSettings:
     # The default of 300 s would hold a watch up for as long.
     made.networking.request_timeout = request_timeout
     made.networking.connect_timeout = 5.0
+    # After its own eight (54 s) kopf ends, with all its watches. A namespace of several may be gone for good, and
+    # its rights with it; and an API server that is out of order for minutes is no reason to begin anew.
+    made.networking.error_backoffs = _Backoffs()
     # We write our own Events and lead by our own Lease.
     made.posting.enabled = False
     made.peering.standalone = True

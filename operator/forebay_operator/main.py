@@ -27,7 +27,7 @@ from forebay_operator.api import labels
 from forebay_operator.build.surroundings import Surroundings
 from forebay_operator.events import Recorder
 from forebay_operator.health import HealthServer
-from forebay_operator.kube import MODELS, POD_MONITORS, ApiError, Kube, KubeClient, NotFound, Object
+from forebay_operator.kube import MODELS, POD_MONITORS, ApiError, Kube, KubeClient, NotFound, Resource
 from forebay_operator.leader import LeaderElector
 from forebay_operator.metrics import OperatorMetrics
 from forebay_operator.observe.discovery import has_pod_monitors
@@ -169,6 +169,7 @@ class Operator:
             resync=settings.resync,
             rng=random.Random(),
             wrote=lambda key, version: self.watches.wrote(key, version, clock()),
+            gone=lambda key: self.watches.gone(key),
             rescaler=self.rescaler,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
@@ -225,32 +226,38 @@ class Operator:
         kinds = (*handlers.PASSIVE, *((POD_MONITORS,) if self._pod_monitors else ()))
         while True:
             await asyncio.sleep(self._settings.resync)
-            try:
-                for resource in kinds:
-                    names = [key for key in self._cache.names() if key[:2] == (resource.api_version, resource.kind)]
-                    found: list[Object] = []
-                    for namespace in self._settings.namespaces or (None,):
-                        found += await self._kube.list(resource, namespace, selector=labels.MODEL)
-                    self._watching.listed(found, names)
-            except ApiError as error:
-                log.info("listing children, again in %g s: %s", self._settings.resync, error)
+            for resource in kinds:
+                for namespace in self._settings.namespaces or (None,):
+                    await self._list_again(resource, namespace)
+
+    async def _list_again(self, resource: Resource, namespace: str | None) -> None:
+        kind = (resource.api_version, resource.kind)
+        names = [key for key in self._cache.names() if key[:2] == kind and namespace in (None, key[2])]
+        try:
+            found = await self._kube.list(resource, namespace, selector=labels.MODEL)
+        except ApiError as error:
+            # Of this namespace alone: it may be gone, and its rights with it.
+            log.info("listing children, again in %g s: %s", self._settings.resync, error)
+        else:
+            self._watching.listed(found, names)
 
     async def _served(self) -> None:
         """Until the API server knows our own kind. kopf looks for kinds once, and would wait for one that comes later
-        without end and without a word."""
-        namespace = self._settings.namespaces[0] if self._settings.namespaces else None
+        without end and without a word. One namespace that answers will do: another may be gone, and its rights with
+        it."""
         told = False
         while True:
-            try:
-                await self._kube.list(MODELS, namespace, fields="metadata.name=none")
-            except NotFound:
-                if not told:
-                    log.warning("the cluster does not know DisaggregatedModels; waiting for their CRD")
-                told = True
-            except ApiError as error:
-                log.info("looking for DisaggregatedModels: %s", error)
-            else:
-                return
+            for namespace in self._settings.namespaces or (None,):
+                try:
+                    await self._kube.list(MODELS, namespace, fields="metadata.name=none")
+                except NotFound:
+                    if not told:
+                        log.warning("the cluster does not know DisaggregatedModels; waiting for their CRD")
+                    told = True
+                except ApiError as error:
+                    log.info("looking for DisaggregatedModels: %s", error)
+                else:
+                    return
             await asyncio.sleep(self._settings.lease.retry)
 
     async def _watch(self) -> None:

@@ -87,9 +87,11 @@ class Reconciler:
         rng: random.Random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         wrote: Callable[[Key, str], None] = lambda key, version: None,
+        gone: Callable[[Key], None] = lambda key: None,
         rescaler: Rescaler | None = None,
     ) -> None:
-        """`wrote` hears of each change of a model's status: the resourceVersion that its watch has to report soon."""
+        """`wrote` hears of each change of a model's status: the resourceVersion that its watch has to report soon.
+        `gone` hears of models that are not there any more."""
         self._kube = kube
         self._gatherer = gatherer
         self._applier = applier
@@ -102,6 +104,7 @@ class Reconciler:
         self._rng = rng
         self._wall = wall
         self._wrote = wrote
+        self._gone = gone
         self._rescaler = rescaler
         self._children = Children(
             kube,
@@ -136,6 +139,7 @@ class Reconciler:
         try:
             raw = await self._kube.get(MODELS, namespace, name)
         except NotFound:
+            self._gone(key)
             self._forget(key)
             return None
         meta = raw["metadata"]

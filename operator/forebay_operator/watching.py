@@ -32,6 +32,11 @@ class WatchHealth:
         if len(self._reported) > REMEMBERED:
             del self._reported[next(iter(self._reported))]
 
+    def gone(self, key: Hashable) -> None:
+        """The object was asked for, and is not there: a watch that had to begin anew since never tells of its end."""
+        self._expected.pop(key, None)
+        self._reported.pop(key, None)
+
     def stale(self, now: float) -> str | None:
         """Why the watches are not to be trusted; None when they are."""
         late = [(at, key) for key, at in self._expected.items() if now - at > self._stale_after]

@@ -13,13 +13,16 @@ OPERATOR_SELECTOR = "app.kubernetes.io/name=forebay-operator"
 
 
 async def has_pod_monitors(kube: Kube, namespaces: Sequence[str]) -> bool:
-    """Whether the cluster has that kind, and we may use it."""
-    try:
-        # Ours only: whether the list is answered is what counts, and a cluster may have thousands of others.
-        await kube.list(POD_MONITORS, namespaces[0] if namespaces else None, selector=labels.MODEL)
-    except (NotFound, Forbidden):
-        return False
-    return True
+    """Whether the cluster has that kind, and we may use it in one of `namespaces` at least (none: in all): another may
+    be gone, and its rights with it."""
+    for namespace in namespaces or (None,):
+        try:
+            # Ours only: whether the list is answered is what counts, and a cluster may have thousands of others.
+            await kube.list(POD_MONITORS, namespace, selector=labels.MODEL)
+        except (NotFound, Forbidden):
+            continue
+        return True
+    return False
 
 
 async def find_operators(kube: Kube) -> list[Mapping[str, Any]] | None:

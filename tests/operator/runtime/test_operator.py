@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import aiohttp
@@ -125,6 +127,85 @@ async def test_a_crd_that_comes_after_the_operator(
         api.missing.discard("disaggregatedmodels")
         api.put(simulated_model(1, 1))
         await eventually(lambda: ready(api), "the model ready")
+
+
+@pytest.mark.parametrize("namespaces", [("gone", "llm"), ("llm", "gone")], ids=["the first", "the last"])
+@pytest.mark.parametrize("when", ["before the operator", "later"])
+async def test_a_namespace_that_is_gone_holds_no_other_up(
+    api: FakeApi, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, namespaces: tuple[str, ...], when: str
+) -> None:
+    """The operator's rights in it went too."""
+    monkeypatch.setattr(handlers, "WATCH_RETRY_SECONDS", (0.01,))
+    api.missing.discard("podmonitors")
+    gone, refused = when == "before the operator", 0
+
+    def before(call: Call) -> None:
+        nonlocal refused
+        if gone and call.namespace == "gone":
+            refused += 1
+            raise Refused(403, "Forbidden")
+
+    api.before = before
+    async with operator(api, cluster, namespaces=namespaces, pod_monitors=True, kinds_every=0.1, resync=0.3) as running:
+        await asyncio.wait_for(running.operator.watched.wait(), 10)
+        gone, refused = True, 0
+        api.close_watches()
+        await eventually(lambda: refused > 300, "kopf refused far more often than it tries by itself, for each kind")
+        api.put(simulated_model(1, 2))
+        await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "the other namespace served")
+        assert api.all("podmonitors")
+        del api.objects["services", "llm", "assistant-router"]
+        await eventually(lambda: api.find("services", "assistant-router") is not None, "listed too")
+        assert not running.task.done()
+        assert running.operator.alive() is None
+
+
+@pytest.mark.parametrize("plural", ["disaggregatedmodels", "pods"])
+@pytest.mark.parametrize("status", [403, 500, 503])
+async def test_a_watch_that_is_refused_for_long_goes_on_afterwards(
+    api: FakeApi, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, plural: str, status: int
+) -> None:
+    """kopf alone tries nine times, and then ends."""
+    monkeypatch.setattr(handlers, "WATCH_RETRY_SECONDS", (0.01,))
+    async with operator(api, cluster) as running:
+        await asyncio.wait_for(running.operator.watched.wait(), 10)
+        api.put(simulated_model(1, 1))
+        await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 1}, "roles")
+        left = 50
+
+        def before(call: Call) -> None:
+            nonlocal left
+            if left and call.plural == plural and call.verb == "watch":
+                left -= 1
+                raise Refused(status, "Refused")
+
+        api.before = before
+        api.close_watches()
+        await eventually(lambda: left == 0, "fifty refusals")
+        api.put({**(api.find("disaggregatedmodels", "assistant") or {}), "spec": simulated_model(1, 2)["spec"]})
+        await eventually(lambda: cluster.roles() == {"prefill": 1, "decode": 2}, "the change seen")
+        assert not running.task.done()
+
+
+def test_how_long_a_refused_watch_waits() -> None:
+    backoffs = handlers.settings().networking.error_backoffs
+    assert isinstance(backoffs, Iterable)
+    for _ in range(2):  # each request counts anew
+        first = list(islice(backoffs, 1000))
+        assert (first[0], max(first), first[-1]) == (1.0, 30.0, 30.0)
+
+
+async def test_a_model_that_goes_untold_is_no_stale_watch(api: FakeApi, cluster: FakeCluster) -> None:
+    """A watch that begins anew lists what there is: the last write to a model that went meanwhile never comes back."""
+    async with operator(api, cluster) as running:
+        api.put(simulated_model(1, 1))
+        await eventually(lambda: ready(api), "the model ready")
+        await rested(api)
+        running.operator.watches.wrote(KEY, "999999999", asyncio.get_running_loop().time() - 1000)
+        assert running.operator.alive() is not None
+        del api.objects["disaggregatedmodels", "llm", "assistant"]
+        api.remove("services", "assistant-router")
+        await eventually(lambda: running.operator.alive() is None, "asked for, and not there")
 
 
 async def test_a_standby_takes_over_and_the_loser_ends(api: FakeApi, cluster: FakeCluster) -> None:
@@ -303,6 +384,16 @@ async def test_pod_monitors_are_used_where_there_are_any(api: FakeApi, kube: Kub
     assert await has_pod_monitors(kube, ())
     api.missing.add("podmonitors")
     assert not await has_pod_monitors(kube, ("llm",))
+
+
+async def test_pod_monitors_of_one_namespace_will_do(api: FakeApi, kube: KubeClient) -> None:
+    def before(call: Call) -> None:
+        if call.namespace == "gone":
+            raise Refused(403, "Forbidden")
+
+    api.before = before
+    assert await has_pod_monitors(kube, ("gone", "llm"))
+    assert not await has_pod_monitors(kube, ("gone",))
 
 
 @pytest.mark.parametrize("there", [True, False])
