@@ -21,6 +21,9 @@ Object = Mapping[str, Any]
 _IMAGE: Final = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 _CONFIG: Final = {"CreateContainerConfigError", "CreateContainerError"}
 _NODES_COUNT: Final = re.compile(r"^\d+/(\d+) nodes are available: ")
+_VOLUMES: Final = re.compile(r"persistent ?volume|\bpvc?\(s\)|volume node affinity", re.IGNORECASE)
+"""In the scheduler's words: a claim that is not bound, or is bound to a volume that these nodes can't mount."""
+
 _LIMIT: Final = 512
 _WORDS_LIMIT: Final = 400
 
@@ -77,7 +80,16 @@ def _scheduling(pod: Object) -> Problem | None:
     message = _NODES_COUNT.sub(r"none of \1 nodes: ", str(scheduled.get("message", "")))
     if re.search(r'persistentvolumeclaim "[^"]+" not found', message):
         return _problem(ProblemKind.MISSING_OBJECT, pod, message)
+    if _VOLUMES.search(message):
+        # It does not say which of the pod's claims.
+        claims = ", ".join(_claims(pod))
+        return _problem(ProblemKind.CLAIM, pod, f"claims {claims}: {message}" if claims else message)
     return _problem(ProblemKind.UNSCHEDULABLE, pod, message)
+
+
+def _claims(pod: Object) -> list[str]:
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    return sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if v.get("persistentVolumeClaim")})
 
 
 def _containers(pod: Object) -> Problem | None:

@@ -141,6 +141,9 @@ class ProblemKind(StrEnum):
 
     IMAGE_PULL = "ImagePullFailed"
     UNSCHEDULABLE = "Unschedulable"
+    CLAIM = "ClaimUnusable"
+    """A pod finds no node for its claims: one is not bound, or its volume is of other nodes."""
+
     CRASHING = "Crashing"
     VOLUME = "VolumeFailed"
     NAMESPACE_GOING = "NamespaceTerminating"

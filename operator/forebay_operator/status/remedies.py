@@ -42,6 +42,12 @@ REMEDIES: Final[dict[ProblemKind, Remedy]] = {
     ),
     # A cluster autoscaler or a leaving pod may yet make room.
     ProblemKind.UNSCHEDULABLE: Remedy(Reason.UNSCHEDULABLE, "add nodes, or ask for fewer GPUs or workers", False),
+    # A provisioner may be at work.
+    ProblemKind.CLAIM: Remedy(
+        Reason.UNSCHEDULABLE,
+        "read the claims' events (kubectl describe pvc): their storage class, and the nodes that their volumes are for",
+        False,
+    ),
 }
 
 

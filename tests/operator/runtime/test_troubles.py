@@ -99,6 +99,12 @@ TROUBLES = {
         ("Pod llm/assistant-", "Insufficient nvidia.com/gpu", "add nodes"),
         pods=pending("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
     ),
+    "claim that is not bound": Trouble(
+        "PoolsAvailable",
+        "BelowMinimum",
+        ("Pod llm/assistant-", "has unbound immediate PersistentVolumeClaims", "kubectl describe pvc"),
+        pods=pending("0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+    ),
     "quota for pods": Trouble(
         "Stalled",
         "QuotaExceeded",
