@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from forebay_operator.replay.trace import Arrival, Trace, TraceError
 
 MAX_ARRIVALS = 2_000_000
-"""About 0.5 GB of requests; a longer replay should be cut into pieces."""
+"""About 1.2 GB of requests; a longer replay should be cut into pieces."""
+
+MAX_SECONDS = 7 * 86_400.0
+"""A law looks each 5 s, in silence too. A longer trace has its times in another unit more often than not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,18 @@ def chain(segments: Sequence[Segment], seed: int = 0) -> Trace:
     arrivals: list[Arrival] = []
     starts = sorted(segment.at for segment in segments)
     for number, segment in enumerate(sorted(segments, key=lambda s: s.at)):
-        if segment.at < 0:
+        if not segment.at >= 0:
             raise TraceError(f"a trace starts at {segment.at:g} s; it must be at 0 or later")
         later = [start for start in starts if start > segment.at]
         seconds = segment.seconds
         if seconds is None:
             own = segment.trace[-1].at + 1e-6
             seconds = later[0] - segment.at if later else own
+        if not segment.at + seconds <= MAX_SECONDS:
+            raise TraceError(
+                f"a trace ends at {segment.at + seconds:g} s; at most {MAX_SECONDS:g} s (7 days) are replayed: "
+                "write times in seconds, or cut it into pieces"
+            )
         part = superpose(segment.trace, segment.rate, seconds, seed * 1009 + number)
         arrivals += [a._replace(at=a.at + segment.at) for a in part]
     if not arrivals:

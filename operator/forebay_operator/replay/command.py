@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from forebay_engine.perf import load
+from forebay_engine.perf import PerfModel, load
 from forebay_operator.replay.chain import Segment, chain
 from forebay_operator.replay.cluster import DRAIN_SECONDS, Faults, Setup
-from forebay_operator.replay.fleet import parse_gear, replica_gear, role_gear
+from forebay_operator.replay.fleet import Gear, parse_gear, replica_gear, role_gear
 from forebay_operator.replay.plot import plot
-from forebay_operator.replay.run import PATHS, ReplayError, parse_split, run
-from forebay_operator.replay.table import as_json, as_table
+from forebay_operator.replay.run import PATHS, Ran, ReplayError, parse_split, run
+from forebay_operator.replay.table import as_json, as_tables
 from forebay_operator.replay.trace import Trace, read
 from forebay_operator.replay.worker import MIXED_SHARE, WorkerShape
 
@@ -57,17 +57,13 @@ def setup_of(options: ReplayOptions) -> Setup:
     if options.workers < 2:
         raise ReplayError(f"--workers is {options.workers}; prefill and decode need one each")
     model = load(options.perf)
-    gear = parse_gear(options.gear)
-    if options.gear == "role" and model.role_switch_seconds is not None:
-        gear = role_gear(model.role_switch_seconds)
-    if options.role_switch_seconds is not None:
-        gear = role_gear(options.role_switch_seconds)
-    if options.replica_start_seconds is not None:
-        gear = replica_gear(options.replica_start_seconds)
+    gear = _gear_of(options, model)
     ttft = options.ttft_ms / 1e3 if options.ttft_ms is not None else model.ttft_objective_seconds
     tpot = options.tpot_ms / 1e3 if options.tpot_ms is not None else model.tpot_objective_seconds
-    if ttft <= 0 or tpot <= 0:
-        raise ReplayError(f"objectives must be greater than 0 ms; they are {ttft * 1e3:g} and {tpot * 1e3:g}")
+    if not (0 < ttft < math.inf and 0 < tpot < math.inf):
+        raise ReplayError(
+            f"objectives must be greater than 0 ms, and finite; they are {ttft * 1e3:g} and {tpot * 1e3:g}"
+        )
     if not 0 <= options.lost_writes <= 1:
         raise ReplayError(f"--lost-writes is {options.lost_writes:g}; it is a share from 0 to 1")
     if options.refuse_over < 0:
@@ -94,6 +90,22 @@ def setup_of(options: ReplayOptions) -> Setup:
         faults=Faults(options.metric_lag_seconds, options.lost_writes, tuple(_span(text) for text in options.stale)),
         seed=options.seed,
     )
+
+
+def _gear_of(options: ReplayOptions, model: PerfModel) -> Gear:
+    """Raises ReplayError for two options that ask for different gears: one of them would be ignored."""
+    gear, switch, start = parse_gear(options.gear), options.role_switch_seconds, options.replica_start_seconds
+    if (gear.drains or switch is not None) + (start is not None) > 1 or (gear.drains and switch is not None):
+        raise ReplayError("--gear replica-N, --role-switch-s and --replica-start-s ask for different gears; give one")
+    if start is not None:
+        gear = replica_gear(start)
+    elif switch is not None:
+        gear = role_gear(switch)
+    elif not gear.drains and model.role_switch_seconds is not None:
+        gear = role_gear(model.role_switch_seconds)
+    if not gear.seconds < math.inf:
+        raise ReplayError(f"the gear takes {gear.seconds:g} s; write how many seconds a move takes")
+    return gear
 
 
 def _span(text: str) -> tuple[float, float]:
@@ -131,7 +143,7 @@ def trace_of(options: ReplayOptions) -> Trace:
         seconds = None
         if options.until is not None and at == last:
             seconds = options.until - at
-            if seconds <= 0:
+            if not seconds > 0:
                 raise ReplayError(f"--until {options.until:g} is not after the last trace's start at {at:g} s")
         segments.append(Segment(read(path, format_name, seed=options.seed), at, rate, seconds))
     return chain(segments, options.seed)
@@ -149,12 +161,19 @@ def replay(options: ReplayOptions, console: Console) -> None:
         raise ReplayError(f"--path {options.path!r} is not known; use fast or exact")
     setup = setup_of(options)
     trace = trace_of(options)
-    ran = [run(trace, setup, policy, path=options.path) for policy in options.policies]
+    ran: list[Ran] = []
+    for policy in options.policies:
+        one = run(trace, setup, policy, path=options.path)
+        if ran or options.plot is None:
+            # Only the plot still needs them: a million requests take half a gigabyte.
+            one = replace(one, outcome=replace(one.outcome, jobs=[]))
+        ran.append(one)
     if options.plot is not None:
         plot(ran[0], options.plot)
     if options.json:
         console.out(json.dumps(as_json(ran)), highlight=False)
     else:
-        console.print(as_table(ran))
+        for table in as_tables(ran, console):
+            console.print(table)
         if options.path == "fast":
             console.print("Fast path: within 0.4 points of --path exact on the grid of tests/operator/replay.")

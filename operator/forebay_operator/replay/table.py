@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from forebay_operator.replay.run import Ran, decisions
@@ -24,6 +26,22 @@ def as_json(ran: Sequence[Ran]) -> list[dict[str, Any]]:
     return rows
 
 
+def as_tables(ran: Sequence[Ran], console: Console) -> list[Table]:
+    """One, or as many as it takes so that no figure is cut off at the console's width."""
+    tables: list[Table] = []
+    held: list[Ran] = []
+    room = console.options.update(max_width=100_000)
+    for one in ran:
+        table = as_table([*held, one])
+        if held and Measurement.get(console, room, table).maximum > console.width:
+            held, table = [], as_table([one])
+        if not held:
+            tables.append(table)
+        held.append(one)
+        tables[-1] = table
+    return tables
+
+
 def as_table(ran: Sequence[Ran]) -> Table:
     setup = ran[0].setup
     table = Table(
@@ -34,9 +52,10 @@ def as_table(ran: Sequence[Ran]) -> Table:
         ),
         caption="Percent of all offered requests; refused, failed and unfinished ones count as missed.",
     )
-    table.add_column("")
+    # A column that may be folded is cut off before others are.
+    table.add_column("", no_wrap=True)
     for one in ran:
-        table.add_column(one.policy, justify="right")
+        table.add_column(one.policy, justify="right", no_wrap=True)
 
     def row(name: str, *values: object) -> None:
         table.add_row(name, *(str(v) for v in values))
@@ -57,6 +76,6 @@ def as_table(ran: Sequence[Ran]) -> Table:
     row("moves", *(f"{s.moves} ({s.gear})" for s in scores))
     row("refused", *(s.refused for s in scores))
     row("unfinished", *(s.unfinished for s in scores))
-    splits = ["  ".join(f"{k} {v:.0f}s" for k, v in sorted(s.splits.items(), key=lambda x: -x[1])[:4]) for s in scores]
+    splits = ["\n".join(f"{k} {v:.0f}s" for k, v in sorted(s.splits.items(), key=lambda x: -x[1])[:4]) for s in scores]
     row("time at prefill:decode", *splits)
     return table

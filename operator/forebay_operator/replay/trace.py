@@ -48,7 +48,7 @@ def read(path: Path, format_name: str, *, seed: int = 0) -> Trace:
     if format_name not in FORMATS:
         raise TraceError(f"trace format {format_name!r} is not known; use one of {', '.join(FORMATS)}")
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(FORMATS[format_name](path, file))
     except OSError as error:
         raise TraceError(f"trace {path}: cannot be read: {error.strerror}") from error

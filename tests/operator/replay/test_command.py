@@ -62,6 +62,27 @@ def test_the_table_names_the_setting_and_chains_traces(trace: Path) -> None:
     assert "Fast path" not in out
 
 
+def test_no_figure_is_cut_off_on_a_narrow_screen(trace: Path) -> None:
+    """Nine laws beside each other in 80 columns were `fore…` and `89.…`."""
+    policies = ["forebay", "fixed:1:3", "fixed:2:2", "demand", "hpa", "dynamo-throughput", "llmd-token", "kthena-ratio"]
+    arguments = [x for p in policies for x in ("--policy", p)]
+    result = RUN.invoke(app, ["replay", "--trace", str(trace), "--workers", "4", *arguments], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert "…" not in result.stdout
+    assert all(result.stdout.count(f" {policy} ") == 1 for policy in policies)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    alone = RUN.invoke(app, ["replay", "--trace", str(trace), "--workers", "4", *arguments], env={"COLUMNS": "240"})
+    assert alone.stdout.count("both objectives %") == 1
+
+
+def test_the_start_up_of_a_replica_is_a_gear_of_its_own(trace: Path) -> None:
+    asked = ("--trace", str(trace), "--workers", "4", "--json", "--policy", "demand")
+    named, given = replay(*asked, "--gear", "replica-30"), replay(*asked, "--replica-start-s", "30")
+    assert named == given
+    assert json.loads(named[1])[0]["gear"] == "replica-30"
+    assert json.loads(replay(*asked, "--role-switch-s", "3")[1])[0]["gear"] == "role"
+
+
 def test_a_plot_is_written(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pip install 'forebay[plot]'")
     target = tmp_path / "out.png"
@@ -88,6 +109,13 @@ def test_without_matplotlib_the_remedy_is_told(trace: Path, tmp_path: Path, monk
         (["--perf", "h300"], "is not known"),
         (["--convertible", "maybe"], "use on or off"),
         (["--ttft-ms", "0"], "must be greater than 0 ms"),
+        (["--ttft-ms", "nan"], "must be greater than 0 ms, and finite"),
+        (["--tpot-ms", "inf"], "must be greater than 0 ms, and finite"),
+        (["--replica-start-s", "inf"], "the gear takes inf s"),
+        (["--gear", "replica-30", "--role-switch-s", "2"], "ask for different gears; give one"),
+        (["--gear", "replica-30", "--replica-start-s", "60"], "ask for different gears; give one"),
+        (["--role-switch-s", "1", "--replica-start-s", "60"], "ask for different gears; give one"),
+        (["--at", "nan"], "starts at nan s"),
         (["--lost-writes", "2"], "share from 0 to 1"),
         (["--stale", "9:3"], "ends before it begins"),
         (["--stale", "x"], "is no span"),
@@ -97,6 +125,7 @@ def test_without_matplotlib_the_remedy_is_told(trace: Path, tmp_path: Path, monk
         (["--rate", "nan"], "must be greater than 0"),
         (["--at", "0", "--at", "1"], "given 2 times for 1 traces"),
         (["--until", "0"], "is not after"),
+        (["--until", "nan"], "is not after"),
         (["--drain", "-1"], "--drain is -1; write seconds from 0"),
         (["--drain", "nan"], "--drain is nan"),
     ],

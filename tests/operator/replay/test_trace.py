@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ def test_bad_traces_are_told_what_and_where(tmp_path: Path, format_name: str, te
     assert said in str(caught.value)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_columns_name(tmp_path: Path) -> None:
+    """Spreadsheets write one before the header of a CSV."""
+    assert len(read(write(tmp_path, "\ufeff" + CSV + "1,5,7\n"), "csv")) == 1
+
+
 def test_a_missing_file_and_a_binary_one(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read(tmp_path / "none", "csv")
@@ -104,6 +110,10 @@ def test_a_segment_ends_where_the_next_begins() -> None:
     ("segment", "said"),
     [
         (Segment(TEN, at=-1.0), "starts at -1 s"),
+        (Segment(TEN, at=math.nan), "starts at nan s"),
+        (Segment([Arrival(0.0, 1, 1), Arrival(1e9, 1, 1)]), "write times in seconds"),
+        (Segment(TEN, seconds=1e12), "write times in seconds"),
+        (Segment(TEN, rate=1.0, seconds=math.inf), "write times in seconds"),
         (Segment(TEN, rate=0.0), "must be greater than 0"),
         (Segment(TEN, rate=1e9, seconds=10.0), "at most"),
         (Segment(TEN, rate=1e-9, seconds=1e-3), "leave no request"),
