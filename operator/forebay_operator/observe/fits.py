@@ -62,6 +62,9 @@ class Watched:
         if before is None or moved or self.role is None or self.cold(now):
             return None
         gone = page.since(before)
+        if gone is not None and self.role == "decode" and page.batch is not None:
+            # vLLM counts prompts here whose KV was pulled, by the one step after it: no speed follows from that.
+            gone = gone._replace(prompt_tokens=0.0, prompt_seconds=0.0)
         if gone is not None:
             self.credited = self.credited.plus(gone)
         return gone

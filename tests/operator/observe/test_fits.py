@@ -107,6 +107,30 @@ class TestWhichIncrementsCount:
         assert watched.look(page(2), 40.0) is not None
         assert watched.credited.prompt_tokens == 1000
 
+    def test_a_vllm_decode_workers_prompts_were_computed_elsewhere(self) -> None:
+        """Where decode workers are the most, the median of all was the speed of one step after a pull."""
+        capacity = Capacity()
+        for role, velocity in (("prefill", 5000.0), ("decode", 200_000.0), ("decode", 200_000.0), ("decode", 9e5)):
+            watched = Watched(role, role, 0.0, cold=False)
+            for n in (1, 2):
+                tokens, gaps = 2000.0 * n, 0.0 if role == "prefill" else 400.0 * n
+                totals = Counters(tokens, tokens / velocity, gaps, gaps * 0.02, gaps, 0.0, 0.0)
+                gone = watched.look(Page(totals, batch=4.0, context=100.0), float(n))
+            assert gone is not None
+            capacity.add(gone)
+        learnt = capacity.workers(1000, 8)
+        assert learnt is not None
+        assert learnt.prefill_velocity == pytest.approx(5000.0)
+        assert len(capacity.cells) == 1
+
+    def test_our_own_decode_workers_prompts_count(self) -> None:
+        """A convertible decoder computes them, and its counters hold nothing else."""
+        watched = Watched("e", "decode", 0.0, cold=False)
+        watched.look(page(1), 1.0)
+        gone = watched.look(page(2), 2.0)
+        assert gone is not None
+        assert gone.prompt_tokens == 1000
+
     def test_what_is_credited_never_falls(self) -> None:
         watched = Watched("e", "decode", 0.0, cold=False)
         before = watched.credited
