@@ -297,6 +297,39 @@ async def test_the_real_servers_verdicts(site: Site, change: Object, message: st
         await site.apply({**obj, "spec": {**obj["spec"], **change}})
 
 
+async def test_a_pod_template_of_a_megabyte(site: Site) -> None:
+    """The real server takes it; the operator says so in few words, what runs goes on, and the cure is seen."""
+
+    async def stalled() -> bool:
+        held = (await site.model())["status"]["conditions"]
+        message = next(str(c["message"]) for c in held if (c["type"], c["status"]) == ("Stalled", "True"))
+        assert "spec.decode.podTemplate: is 1000" in message
+        assert "at most 32768; correct the spec" in message
+        return len(message) < 400
+
+    async def told() -> bool:
+        held = await site.model()
+        seen = held["status"].get("observedGeneration") == held["metadata"]["generation"]
+        return seen and any(
+            (c["type"], c["reason"]) == ("Stalled", "InvalidSpec") for c in held["status"]["conditions"]
+        )
+
+    async with site.operator():
+        await site.apply(simulated_model(1, 2))
+        await site.until("settled", site.is_settled)
+        pods = {pod["metadata"]["uid"] for pod in await site.kube.list(k.PODS, site.namespace, selector=labels.POOL)}
+        large = simulated_model(1, 1)
+        large["spec"]["decode"]["podTemplate"] = {"metadata": {"annotations": {"a": "x" * 1_000_000}}}
+        await site.apply(large)
+        await site.until("told", told)
+        assert await stalled()
+        assert await site.is_ready()
+        left = {pod["metadata"]["uid"] for pod in await site.kube.list(k.PODS, site.namespace, selector=labels.POOL)}
+        assert left == pods
+        await site.apply(simulated_model(1, 2))
+        await site.until("settled again", site.is_settled)
+
+
 async def test_server_side_apply_for_real(site: Site) -> None:
     """What the fake server only imitates: conflicts, ownership, a second apply that changes nothing."""
     from forebay_operator.act.apply import Applier, ApplyCache, Owner, Result

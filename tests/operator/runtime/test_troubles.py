@@ -130,7 +130,7 @@ TROUBLES = {
         server=refuses("services", 403, 'services "assistant-router" is forbidden: exceeded quota: team'),
         rolls=True,
     ),
-    "podTemplate of 1 MB": Trouble(
+    "a child that is too large": Trouble(
         "Stalled",
         "Rejected",
         ("Deployment assistant-", "Request entity too large", "change the spec or podTemplate"),
