@@ -101,6 +101,22 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "auth over http shows the token",
     ),
     (
+        {"scaling.metrics": {"headers": [{"name": "X-Scope-OrgID", "value": "a"}]}},
+        "headers need a url to be sent to; remove them",
+        "headers need a url",
+    ),
+    (
+        {
+            "scaling.metrics": {
+                "source": "Prometheus",
+                "url": "http://p",
+                "headers": [{"name": "authorization", "value": "Bearer a"}],
+            }
+        },
+        "may not be set; a bearer token goes into auth",
+        "authorization may not be set; a bearer token goes into auth",
+    ),
+    (
         {"rollout.maxUnavailable": 0},
         "maxUnavailable and maxSurge are both 0, so no rollout could ever move; set one to 1",
         "maxUnavailable and maxSurge are both 0",
@@ -166,6 +182,7 @@ ADMITTED: list[dict[str, Any]] = [
             "source": "Prometheus",
             "url": "https://p",
             "auth": {"bearerTokenSecretRef": {"name": "a"}},
+            "headers": [{"name": "X-Scope-OrgID", "value": "team a"}, {"name": "THANOS-TENANT", "value": "b"}],
         }
     },
     {"transfer": {"required": True, "transport": "RDMA", "rdma": {"networks": ["a/b"]}}},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import re
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from forebay_operator.api.fields import ObjectName, RatioText, Replicas, SecretKey, Strict
+from forebay_operator.api.fields import ObjectName, RatioText, Replicas, SecretKey, Strict, schema
 from forebay_operator.api.ratio import parse_ratio
 from forebay_operator.api.rule import Rule
 
@@ -84,16 +85,45 @@ class MetricsAuth(Strict):
     """A Secret in the model's namespace. Its value is sent as `Authorization: Bearer`."""
 
 
+_OURS: Final = "(?i)^(authorization|connection|content-length|host|transfer-encoding)$"
+"""Headers that are the client's own, and the token's."""
+
+
+class HttpHeader(Strict):
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="a header's name")]
+    value: Annotated[str, Field(max_length=1024, pattern=r"^[!-~]([ -~]*[!-~])?$", description="printable ASCII")]
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(f"!self.name.matches('{_OURS}')", "may not be set; a bearer token goes into auth"),
+    )
+
+    @model_validator(mode="after")
+    def _free(self) -> HttpHeader:
+        if re.search(_OURS, self.name):
+            raise ValueError(f"{self.name} may not be set; a bearer token goes into auth")
+        return self
+
+
 class Metrics(Strict):
     source: Literal["Endpoints", "Prometheus"] = "Endpoints"
     url: (
         Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s]+$", description="an http or https URL")] | None
     ) = None
     auth: MetricsAuth | None = None
+    headers: (
+        Annotated[
+            list[HttpHeader],
+            Field(min_length=1, max_length=8),
+            schema(**{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        ]
+        | None
+    ) = None
+    """Sent with each query, such as the tenant's `X-Scope-OrgID`. No place for secrets."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("(self.source == 'Prometheus') == has(self.url)", "url goes with source: Prometheus, and only with it"),
         Rule("!has(self.auth) || has(self.url)", "auth needs a url to be sent to; remove it"),
+        Rule("!has(self.headers) || has(self.url)", "headers need a url to be sent to; remove them"),
         Rule(
             "!has(self.auth) || !has(self.url) || self.url.startsWith('https://')",
             "auth over http shows the token to the network; use an https url",
@@ -106,6 +136,8 @@ class Metrics(Strict):
             raise ValueError("url goes with source: Prometheus, and only with it")
         if self.auth is not None and self.url is None:
             raise ValueError("auth needs a url to be sent to; remove it")
+        if self.headers is not None and self.url is None:
+            raise ValueError("headers need a url to be sent to; remove them")
         if self.auth is not None and not (self.url or "").startswith("https://"):
             raise ValueError("auth over http shows the token to the network; use an https url")
         return self

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import requests
@@ -64,6 +64,8 @@ class Asked:
     namespace: str
     model: str
     block_size: int = 16
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each query beside the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,8 @@ class PrometheusSource:
             return Unanswered(_why(error), invalid=invalid)
 
     def _trust(self, credentials: Credentials) -> None:
-        self._connect.headers = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
+        token = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
+        self._connect.headers = {**self._asked.headers, **token}
         if credentials.ca != self._ca:
             self._forget_ca()
             self._ca = credentials.ca

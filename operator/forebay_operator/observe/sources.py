@@ -43,7 +43,8 @@ class Sources:
             # Only here: most operators never ask a Prometheus.
             from forebay_operator.observe.prometheus import Asked, PrometheusSource
 
-            asked = Asked(metrics.url, *key, block_size=spec.engine.kv_cache.block_size)
+            headers = {header.name: header.value for header in metrics.headers or []}
+            asked = Asked(metrics.url, *key, block_size=spec.engine.kv_cache.block_size, headers=headers)
             secret = _Secret(self._kube, key[0], metrics.auth)
             return PrometheusSource(asked, self._clock, credentials=secret.read, base=totals, capacity=capacity)
         if self._session is None:

@@ -237,6 +237,21 @@ async def test_a_token_is_sent_and_a_new_one_too(life: Life) -> None:
         assert life.fake.seen[-1]["Authorization"] == f"Bearer {token}"
 
 
+async def test_headers_are_sent_beside_the_token(life: Life) -> None:
+    """A Prometheus of several tenants answers nobody who does not name one."""
+    source = PrometheusSource(
+        Asked(life.source._asked.url, "llm", "assistant", headers={"X-Scope-OrgID": "team a"}),
+        lambda: life.now,
+        credentials=life._read,
+    )
+    life.credentials = Credentials("t")
+    await source.observe(FLEET)
+    await source.close()
+    assert len(life.fake.seen) == 4
+    for seen in life.fake.seen:
+        assert (seen["X-Scope-OrgID"], seen["Authorization"]) == ("team a", "Bearer t")
+
+
 async def test_certificates_are_verified(life: Life) -> None:
     assert life.source._session.verify is True
     life.credentials = Credentials("t", b"-----BEGIN CERTIFICATE-----\n")
