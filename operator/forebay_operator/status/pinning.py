@@ -6,12 +6,15 @@ scheduler: a yes here may still end in a pending pod, a no is certain as long as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from forebay_operator.api.conditions import Reason
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.build.merge import merge
+from forebay_operator.build.worker import CONTAINER
 from forebay_operator.observe.types import NodeView
 
 
@@ -22,6 +25,35 @@ class Pinning:
 
     reason: Reason
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What each worker of a pool asks of its node. Its podTemplate has the last word: a device that is claimed (DRA) takes
+    the place of a limit, and is the scheduler's to judge."""
+
+    selector: Mapping[str, str]
+    resource: str
+    count: int
+
+
+def asked(spec: DisaggregatedModelSpec, pool: Pool) -> Asked:
+    own, gpus = spec.pool(pool), spec.gpus_per_worker(pool)
+    limits = {gpus.resource: str(gpus.count)} if gpus.count else {}
+    container = {"name": CONTAINER, "resources": {"limits": limits}}
+    built = {"spec": {"nodeSelector": dict(own.node_selector), "containers": [container]}}
+    pod = _map(merge(built, own.pod_template or {}), "spec")
+    containers = [c for c in pod.get("containers") or [] if c.get("name") == CONTAINER]
+    count = str(_map(containers[0], "resources", "limits").get(gpus.resource, 0)) if containers else "0"
+    selector = {str(key): str(value) for key, value in _map(pod, "nodeSelector").items()}
+    return Asked(selector, gpus.resource, int(count) if count.isdecimal() else 0)
+
+
+def _map(node: Any, *path: str) -> Mapping[str, Any]:
+    """Empty where there is none: what a podTemplate says elsewhere is the API server's to refuse."""
+    for step in path:
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}
 
 
 def check_pinning(spec: DisaggregatedModelSpec, nodes: Sequence[NodeView] | None) -> Pinning:
@@ -42,7 +74,7 @@ def check_pinning(spec: DisaggregatedModelSpec, nodes: Sequence[NodeView] | None
 
 def matching(spec: DisaggregatedModelSpec, pool: Pool, nodes: Iterable[NodeView]) -> list[NodeView]:
     """Nodes with all labels of the pool's nodeSelector."""
-    wanted = spec.pool(pool).node_selector.items()
+    wanted = asked(spec, pool).selector.items()
     return [node for node in nodes if wanted <= node.labels.items()]
 
 
@@ -50,7 +82,7 @@ def _pool(spec: DisaggregatedModelSpec, pool: Pool, nodes: Sequence[NodeView]) -
     found = matching(spec, pool, nodes)
     if not found:
         return Pinning(False, Reason.NO_MATCHING_NODE, f"{pool}: {_no_match(spec, pool, nodes)}")
-    gpus, workers = spec.gpus_per_worker(pool), spec.bounds(pool).min_replicas
+    gpus, workers = asked(spec, pool), spec.bounds(pool).min_replicas
     if gpus.count == 0:
         return None
     room = sum(_allocatable(node, gpus.resource) // gpus.count for node in found)
@@ -66,7 +98,7 @@ def _pool(spec: DisaggregatedModelSpec, pool: Pool, nodes: Sequence[NodeView]) -
 
 def _both(spec: DisaggregatedModelSpec, nodes: Sequence[NodeView]) -> Pinning | None:
     """Pools that share nodes and resource must fit together: needed, but not enough where a node's rest is cut up."""
-    gpus = {pool: spec.gpus_per_worker(pool) for pool in POOLS}
+    gpus = {pool: asked(spec, pool) for pool in POOLS}
     if any(each.count == 0 for each in gpus.values()) or gpus["prefill"].resource != gpus["decode"].resource:
         return None
     resource = gpus["prefill"].resource
@@ -84,7 +116,7 @@ def _both(spec: DisaggregatedModelSpec, nodes: Sequence[NodeView]) -> Pinning | 
 
 def _no_match(spec: DisaggregatedModelSpec, pool: Pool, nodes: Sequence[NodeView]) -> str:
     """Which label is to blame: one that no node has at all, or the combination."""
-    for key, value in sorted(spec.pool(pool).node_selector.items()):
+    for key, value in sorted(asked(spec, pool).selector.items()):
         values = sorted({node.labels[key] for node in nodes if key in node.labels})
         if not values:
             return f"none of {len(nodes)} nodes has the label {key}; label nodes or correct nodeSelector"
@@ -93,11 +125,11 @@ def _no_match(spec: DisaggregatedModelSpec, pool: Pool, nodes: Sequence[NodeView
             return f"none of {len(nodes)} nodes has {key}={value}; there are {shown}"
     if not nodes:
         return "the cluster has no nodes"
-    return f"none of {len(nodes)} nodes has all {len(spec.pool(pool).node_selector)} labels of nodeSelector at once"
+    return f"none of {len(nodes)} nodes has all {len(asked(spec, pool).selector)} labels of nodeSelector at once"
 
 
 def _found(spec: DisaggregatedModelSpec, pool: Pool, nodes: Sequence[NodeView]) -> str:
-    found, gpus = matching(spec, pool, nodes), spec.gpus_per_worker(pool)
+    found, gpus = matching(spec, pool, nodes), asked(spec, pool)
     if gpus.count == 0:
         return f"{pool}: {_nodes(spec, pool, found)}"
     total = sum(_allocatable(node, gpus.resource) for node in found)
@@ -105,7 +137,7 @@ def _found(spec: DisaggregatedModelSpec, pool: Pool, nodes: Sequence[NodeView]) 
 
 
 def _nodes(spec: DisaggregatedModelSpec, pool: Pool, found: Sequence[NodeView]) -> str:
-    selector = ",".join(f"{key}={value}" for key, value in sorted(spec.pool(pool).node_selector.items()))
+    selector = ",".join(f"{key}={value}" for key, value in sorted(asked(spec, pool).selector.items()))
     many = f"{len(found)} node{'' if len(found) == 1 else 's'}"
     return f"{many} with {selector}" if selector else many
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_operator.api.conditions import Reason
+from forebay_operator.build.worker import worker_template
 from forebay_operator.observe.types import NodeView
-from forebay_operator.status.pinning import check_pinning
+from forebay_operator.status.pinning import asked, check_pinning
 from support.manifests import make_model
 
 GPU = "nvidia.com/gpu"
@@ -94,6 +95,56 @@ def test_pinning(changes: dict[str, Any], nodes: list[NodeView], reason: Reason,
     pinning = check_pinning(make_model(changes).spec, nodes)
     assert (pinning.reason, pinning.satisfied) == (reason, reason is Reason.NODES_MATCH)
     assert message in pinning.message
+
+
+def engine(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "engine", **fields}]}}
+
+
+CLAIMED = {"$patch": "replace", "requests": {"cpu": "2"}, "claims": [{"name": "gpu"}]}
+"""As in docs/kubernetes.md."""
+
+
+@pytest.mark.parametrize(
+    ("template", "there", "room"),
+    [
+        (engine(resources=CLAIMED), {"gpu": "h200"}, True),
+        (engine(resources={"limits": {"$patch": "delete"}}), {"gpu": "h200"}, True),
+        (engine(resources={"limits": {GPU: {"$patch": "delete"}}}), {"gpu": "h200"}, True),
+        (engine(resources={"limits": {"amd.com/gpu": 1}}), {"gpu": "h200"}, False),
+        (engine(resources={"limits": {GPU: "many"}}), {"gpu": "h200"}, True),
+        (engine(image="e:2"), {"gpu": "h200"}, False),
+        ({"spec": {"nodeSelector": {"$patch": "replace", "zone": "a"}}}, {"zone": "a"}, False),
+        ({"metadata": {"annotations": {"a": "b"}}}, {"gpu": "h200"}, False),
+    ],
+)
+def test_a_pod_template_has_the_last_word(template: dict[str, Any], there: dict[str, str], room: bool) -> None:
+    """Nodes with the labels, and no GPU of a device plugin."""
+    model = make_model({"prefill.gpus": {"count": 0}, "decode.nodeSelector": {"gpu": "h200"},
+                        "decode.podTemplate": template})  # fmt: skip
+    pinning = check_pinning(model.spec, [node("a", 0, **there)])
+    assert pinning.reason is (Reason.NODES_MATCH if room else Reason.TOO_FEW_GPUS), pinning.message
+    assert check_pinning(model.spec, [node("a", 8)]).reason is Reason.NO_MATCHING_NODE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"decode.gpus": {"count": 0}},
+        {"decode.gpus": {"resource": "amd.com/gpu", "count": 4}, "decode.nodeSelector": {"a": "b"}},
+        {"decode.podTemplate": engine(resources=CLAIMED)},
+        {"decode.podTemplate": engine(resources={"limits": {GPU: 2}})},
+        {"decode.nodeSelector": {"a": "b"}, "decode.podTemplate": {"spec": {"nodeSelector": {"c": "d"}}}},
+        {"decode.podTemplate": {"spec": {"nodeSelector": None, "containers": [{"name": "sidecar"}]}}},
+    ],
+)
+def test_what_is_judged_is_what_the_pods_ask_for(changes: dict[str, Any]) -> None:
+    model = make_model(changes)
+    found, pod = asked(model.spec, "decode"), worker_template(model, "decode")["spec"]
+    container = next(c for c in pod["containers"] if c["name"] == "engine")
+    assert found.selector == pod.get("nodeSelector", {})
+    assert found.count == int(container["resources"].get("limits", {}).get(found.resource, 0))
 
 
 def test_without_the_right_to_read_nodes_nothing_is_claimed() -> None:
