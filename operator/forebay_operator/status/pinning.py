@@ -29,8 +29,8 @@ class Pinning:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What each worker of a pool asks of its node. Its podTemplate has the last word: a device that is claimed (DRA) takes
-    the place of a limit, and is the scheduler's to judge."""
+    """What each worker of a pool asks of its node. Its podTemplate has the last word: a device that is claimed (DRA)
+    takes the place of a limit, and is the scheduler's to judge."""
 
     selector: Mapping[str, str]
     resource: str
