@@ -43,7 +43,8 @@ spec:
     nodeSelector: {nvidia.com/gpu.product: H100}
     tolerations: [{key: gpu, operator: Exists}]
     podTemplate:
-      metadata: {labels: {team: a, forebay.dev/role: decode, forebay.dev/pool: decode}}
+      metadata:
+        labels: {team: a, forebay.dev/role: decode, forebay.dev/draining: "true", forebay.dev/pool: decode}
       spec: {containers: [{name: engine, resources: {limits: {memory: 64Gi}}}, {name: sidecar, image: s}]}
   decode: {replicas: 6}
   transfer: {transport: RDMA, required: true, rdma: {count: 2, networks: [rail-0]}, timeoutSeconds: 10}
@@ -95,7 +96,7 @@ def test_labels_select_one_pool_and_revision_and_carry_no_role() -> None:
     assert selected.items() <= on_pods.items()
     assert selected[labels.POOL] == "prefill"
     assert deployment["metadata"]["name"].endswith(selected[labels.REVISION])
-    assert labels.ROLE not in on_pods
+    assert not {labels.ROLE, labels.DRAINING} & on_pods.keys()
     assert on_pods["team"] == "a"
 
 

@@ -54,10 +54,10 @@ def _named(value: Any) -> bool:
 def merge_template(built: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """`patch` over a built pod template, whose own labels stay: the selector needs them.
 
-    A role among the patch's labels is dropped, for it would come back with every new pod.
+    A role or a mark of draining among the patch's labels is dropped, for it would come back with every new pod.
     """
     merged: dict[str, Any] = merge(built, patch)
     theirs = merged.setdefault("metadata", {}).get("labels", {})
-    kept = {key: value for key, value in theirs.items() if key != labels.ROLE}
+    kept = {key: value for key, value in theirs.items() if key not in (labels.ROLE, labels.DRAINING)}
     merged["metadata"]["labels"] = kept | built["metadata"]["labels"]
     return merged
