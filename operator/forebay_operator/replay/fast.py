@@ -9,12 +9,12 @@ together; their times are summed in closed form. tests/operator/replay/test_agre
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import insort
 from collections import deque
 
 from forebay_engine.perf import PerfModel
 from forebay_operator.replay.job import Job
+from forebay_operator.replay.stretch import TOLERANCE, Stretch
 from forebay_operator.replay.worker import Listener, WorkerBase, WorkerShape, mixed_chunk
 
 
@@ -52,6 +52,7 @@ class FastWorker(WorkerBase):
         self._busy = False
         self._start = 0.0
         self._steps = 0
+        self._stretch = Stretch(self.model, 0, 0)
         self._chunks: list[tuple[Job, int, int, bool]] = []
         """(job, new tokens, context before, last chunk)"""
         self._accounted = 0
@@ -104,9 +105,9 @@ class FastWorker(WorkerBase):
         spoke = self._start
         if self._busy and not self._chunks and (done := self._steps_by(now, round_up=False)):
             self._account(done)
-            self._slow += self._slow_steps(done)
+            self._slow += self._stretch.longer(done, self.slow_gap)
             self._step += done
-            spoke += self._seconds(done)
+            spoke += self._stretch.seconds(done)
         leaving = [*self._waiting, *self._prompts, *self._joining, *self._pulling.values()]
         for finish, _, job in self._decodes:
             if finish <= self._step:
@@ -144,44 +145,22 @@ class FastWorker(WorkerBase):
             steps = self._steps_by(now, round_up=True)
             if steps < self._steps:
                 self._steps = steps
-                self._listener.wake(self, self._start + self._seconds(steps))
+                self._listener.wake(self, self._start + self._stretch.seconds(steps))
 
     def _steps_by(self, now: float, *, round_up: bool) -> int:
         """Steps of the run under way that have ended by `now`; round_up: the one in progress included, at least 1."""
         elapsed = now - self._start
-        low, high = 0, self._steps
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._seconds(middle) <= elapsed + 1e-12:
-                low = middle
-            else:
-                high = middle - 1
-        if not round_up:
-            return low
-        if low and self._seconds(low) >= elapsed - 1e-12:
-            return low
-        return min(self._steps, low + 1)
-
-    def _seconds(self, steps: int) -> float:
-        """Time of the first `steps` decode steps of this run: the sum of max(compute, memory) as memory grows."""
-        model = self.model
-        batch = self._batch
-        compute = model.token_seconds * batch
-        memory = model.weights_seconds + model.sequence_seconds * batch + model.resident_seconds * self._resident
-        growth = model.resident_seconds * batch
-        bound = 0
-        if memory < compute:
-            bound = min(steps, math.ceil((compute - memory) / growth)) if growth > 0 else steps
-        rest = steps - bound
-        first = memory + growth * bound
-        return steps * model.overhead_seconds + bound * compute + rest * first + growth * rest * (rest - 1) / 2
+        ended = self._stretch.ended(elapsed, self._steps)
+        if not round_up or (ended and self._stretch.seconds(ended) >= elapsed - TOLERANCE):
+            return ended
+        return min(self._steps, ended + 1)
 
     def _account(self, steps: int) -> None:
         """Count the run's first `steps` steps, those already counted left out."""
         new = steps - self._accounted
         if new <= 0:
             return
-        seconds = self._seconds(steps) - self._seconds(self._accounted)
+        seconds = self._stretch.seconds(steps) - self._stretch.seconds(self._accounted)
         self.decode_seconds += seconds
         self.busy_seconds += seconds
         self.decode_steps += new
@@ -191,19 +170,6 @@ class FastWorker(WorkerBase):
         self.generated += self._batch * new
         self._listener.gaps.add(seconds / new, self._batch * new)
         self._accounted = steps
-
-    def _slow_steps(self, steps: int) -> int:
-        """Steps of the run that are longer than slow_gap; they only ever get longer."""
-        if self._seconds(steps) - self._seconds(steps - 1) <= self.slow_gap:
-            return 0
-        low, high = 0, steps - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._seconds(middle + 1) - self._seconds(middle) > self.slow_gap:
-                high = middle
-            else:
-                low = middle + 1
-        return steps - low
 
     def _end(self, now: float) -> None:
         if not self._busy:
@@ -225,7 +191,7 @@ class FastWorker(WorkerBase):
                 self.prefill_seconds += seconds
         else:
             self._account(steps)
-            self._slow += self._slow_steps(steps)
+            self._slow += self._stretch.longer(steps, self.slow_gap)
         self._accounted = 0
         self._step += steps
         self._resident += self._batch * steps
@@ -290,6 +256,7 @@ class FastWorker(WorkerBase):
             duration = self.model.step_seconds([(n, p) for _, n, p, _ in chunks], self._batch, self._resident)
             self._steps = 1
         elif self._batch:
+            self._stretch = Stretch(self.model, self._batch, self._resident)
             steps = self._decodes[0][0] - self._step
             room = (self._capacity - self._used()) // self._batch
             self._steps = max(1, min(steps, room))
@@ -299,14 +266,14 @@ class FastWorker(WorkerBase):
         self._busy = True
         self._start = now
         if joined:
-            first = duration if chunks else self._seconds(1)
+            first = duration if chunks else self._stretch.seconds(1)
             for job in joined:
                 gap = now + first - (job.spoke if job.spoke >= 0 else job.first)
                 if gap > first + 1e-9:
                     self._listener.gaps.add(gap, 1)
                 if gap > self.slow_gap >= first:
                     job.slow_gaps += 1
-        self._listener.wake(self, now + (duration if chunks else self._seconds(self._steps)))
+        self._listener.wake(self, now + (duration if chunks else self._stretch.seconds(self._steps)))
 
     def _used(self) -> int:
         decoding = self._resident + self._half_block * self._batch
