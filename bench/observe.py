@@ -13,6 +13,7 @@ import asyncio
 import json
 import multiprocessing
 import time
+from collections import Counter
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,12 +22,13 @@ from aiohttp import web
 
 from bench.report import finish
 from forebay_engine.core.handle import CoreStats
+from forebay_engine.perf import load as perf_model
 from forebay_engine.server.metrics import ServerMetrics
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
-from forebay_operator.decide import Split
+from forebay_operator.decide import Memory, Split
 from forebay_operator.observe.endpoints import EndpointsSource
 from forebay_operator.observe.fleet import Fleet, Member
-from forebay_operator.pilot import Pilot
+from forebay_operator.pilot import Checkpoint, Pilot
 from forebay_router.metrics import RouterMetrics
 
 VLLM_LINES = 1200
@@ -96,6 +98,24 @@ def _serve(pipe: Connection, kind: str, count: int) -> None:
     asyncio.run(run())
 
 
+def settled(target: Split, now: float) -> Checkpoint:
+    """What a law of an hour's service knows: without full windows it decides nothing, and costs nothing."""
+    perf = perf_model("h100-llama-8b")
+    believed = {
+        "prefill_velocity": 2048 / perf.prefill_seconds(2048),
+        "weights_seconds": perf.weights_seconds,
+        "sequence_seconds": perf.sequence_seconds,
+        "resident_seconds": perf.resident_seconds,
+        "kv_tokens": float(perf.kv_capacity_tokens),
+        "max_batch": 256.0,
+    }
+    minute = [(float(int(now) - 59 + second), 40, 20_000) for second in range(60)]
+    memory = Memory(
+        target=(target.prefill, target.decode), started_at=now - 61, seen_at=now, arrivals=minute, output=200.0
+    )
+    return Checkpoint(memory=memory.dump(), believed=believed)
+
+
 async def observe(address: str, count: int, seconds: float) -> dict[str, Any]:
     members = tuple(Member(f"w{i}", "prefill" if i % 2 else "decode", address) for i in range(count))
     fleet = Fleet(members, (address,))
@@ -109,7 +129,9 @@ async def observe(address: str, count: int, seconds: float) -> dict[str, Any]:
     )
     async with aiohttp.ClientSession() as session:
         source = EndpointsSource(session, time.time)
-        pilot = Pilot(now=time.time())
+        split = Split(count // 2, count - count // 2)
+        pilot = Pilot(settled(split, time.time()), now=time.time())
+        reasons: Counter[str] = Counter()
         looking = deciding = 0.0
         # The first minute reads the pages more often; the steady state is what counts.
         source._begun_at -= 60
@@ -119,8 +141,9 @@ async def observe(address: str, count: int, seconds: float) -> dict[str, Any]:
             began = time.process_time()
             seen = await source.observe(fleet)
             looked = time.process_time()
-            pilot.rule(seen, spec, Split(count // 2, count - count // 2), source.workers(), time.time())
+            ruling = pilot.rule(seen, spec, split, source.workers(), time.time())
             looking, deciding, looks = looking + looked - began, deciding + time.process_time() - looked, looks + 1
+            reasons[ruling.decision.reason] += 1
             before = time.process_time()
             await asyncio.sleep(max(0.0, started + looks - time.monotonic()))
             looking += time.process_time() - before
@@ -130,7 +153,7 @@ async def observe(address: str, count: int, seconds: float) -> dict[str, Any]:
         "observe_core_percent": round(100 * looking / elapsed, 2),
         "decide_core_percent": round(100 * deciding / elapsed, 2),
         "decide_ms": round(1e3 * deciding / looks, 2),
-        "reason": pilot.told.reason if pilot.told else "",
+        "reasons": dict(reasons),
     }
 
 
