@@ -160,8 +160,9 @@ async def test_killed_after_every_write(site: Site) -> None:
     for name, wanted in STEPS.items():
         change = Change(site, lambda _: True)
         assert await change.run(wanted) == expected[name], name
-        # Writes on their way together end with the one life.
-        assert name == "delete" or change.lives > 3 < change.writes, name
+        # The fewest are a scale-out's: count, role, status. What status says in between is written where a look falls
+        # into it, and on a busy machine none does; and writes on their way together end with the one life.
+        assert name == "delete" or min(change.lives, change.writes) >= 3, (name, change.lives, change.writes)
 
 
 @pytest.mark.soak
