@@ -41,10 +41,10 @@ def law_policy(
         fewest[pool] = 1 if fixed else bounds.min_replicas
         most[pool] = max(1, workers_total - 1) if fixed else bounds.max_replicas
     policy = Policy(
-        ttft_seconds=objectives.time_to_first_token_milliseconds / 1e3,
-        tpot_seconds=objectives.time_per_output_token_milliseconds / 1e3,
+        ttft_seconds=objectives.ttft_seconds,
+        tpot_seconds=objectives.tpot_seconds,
         gear=Gear(ROLE_SECONDS, drains=False),
-        workers=_mixing(workers, objectives.time_per_output_token_milliseconds / 1e3),
+        workers=_mixing(workers, objectives.tpot_seconds),
         bounds=Bounds(
             prefill_min=fewest["prefill"],
             prefill_max=most["prefill"],
@@ -64,9 +64,12 @@ def law_policy(
     return policy if rate is None else replace(policy, moves_per_minute=rate)
 
 
-def _mixing(workers: Workers, tpot: float) -> Workers:
+def _mixing(workers: Workers, tpot: float | None) -> Workers:
     """With what a decode worker computes of prompts beside its decodes: what the router's gear lets such a step take
-    (forebay_router.gear.MIXED_SHARE), less what a decode step takes anyway."""
+    (forebay_router.gear.MIXED_SHARE), less what a decode step takes anyway. Without a TPOT objective
+    there is no such limit, and what such a step takes is not known."""
+    if tpot is None:
+        return workers
     seconds = MIXED_SHARE * tpot
     chunk = int(workers.prefill_velocity * max(0.0, seconds - workers.weights_seconds))
     return replace(workers, mixed_chunk=chunk, mixed_seconds=seconds) if chunk > 0 else workers

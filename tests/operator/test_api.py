@@ -135,6 +135,14 @@ def test_there_are_examples() -> None:
         ({"engine.kvCache.memory": "40Q"}, "spec.engine.kvCache.memory: '40Q' is not a quantity of bytes"),
         ({"engine.kvCache.memory": "0"}, "spec.engine.kvCache.memory: '0' is out of range; must be from 1Mi to 16Ti"),
         ({"engine.kvCache.blockSize": 17}, "is 17; must be 16, 32, 64 or 128"),
+        (
+            {"objectives.timeToFirstTokenMilliseconds": -1},
+            "spec.objectives.timeToFirstTokenMilliseconds: is -1; must be at least 0",
+        ),
+        (
+            {"objectives.timePerOutputTokenMilliseconds": -5},
+            "spec.objectives.timePerOutputTokenMilliseconds: is -5; must be at least 0",
+        ),
         ({"engine.threads": 1.5}, "spec.engine.threads: is 1.5; must be a whole number"),
         ({"engine.threads": "2"}, 'spec.engine.threads: is "2"; must be a whole number, not quoted'),
         ({"engine.threads": True}, "spec.engine.threads: is true; must be a whole number"),

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec, Objectives
 from forebay_operator.decide import Memory, Split, Workers, reasons
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.traffic import Arrivals, Health, Observation, Signal, WorkerLoad
@@ -18,12 +18,12 @@ WORKERS = Workers(5000.0, 0.02, 0.0, 16_384, sequence_seconds=0.0005, max_batch=
 START = 1_800_000_000.0
 
 
-def spec(mode: str = "Auto", **scaling: Any) -> DisaggregatedModelSpec:
+def spec(mode: str = "Auto", ttft: int = 1000, tpot: int = 40, **scaling: Any) -> DisaggregatedModelSpec:
     return DisaggregatedModelSpec.model_validate(
         {
             "model": {"servedName": "m"},
             "engine": {"type": "Simulated"},
-            "objectives": {"timeToFirstTokenMilliseconds": 1000, "timePerOutputTokenMilliseconds": 40},
+            "objectives": {"timeToFirstTokenMilliseconds": ttft, "timePerOutputTokenMilliseconds": tpot},
             "scaling": {"mode": mode, **scaling},
             "prefill": {"replicas": 2},
             "decode": {"replicas": 4},
@@ -116,6 +116,29 @@ def test_what_forbids_a_move_is_told(scaling: dict[str, Any], reason: str) -> No
     life.surge(12)
     assert life.moves == []
     assert life.told[-1] == reason
+
+
+@pytest.mark.parametrize(
+    ("objectives", "said"),
+    [
+        ((0, 0), "no objectives are set"),
+        ((0, 40), "no TTFT objective is set"),
+        ((1000, 0), "no TPOT objective is set"),
+    ],
+)
+def test_without_objectives_the_split_follows_demand_and_says_so(objectives: tuple[int, int], said: str) -> None:
+    ttft, tpot = objectives
+    life = Life(spec(ttft=ttft, tpot=tpot)).calm()
+    life.surge(30)
+    assert life.moves
+    assert life.moves[-1].prefill > 2
+    assert set(life.told[1:]) == {reasons.NO_OBJECTIVES}, "after WarmingUp"
+    moves = len(life.moves)
+    life.surge(30)
+    told = life.pilot.told
+    assert told is not None
+    assert (told.reason, told.message.startswith(said)) == (reasons.NO_OBJECTIVES, True)
+    assert len(life.moves) == moves, "it stays where demand is"
 
 
 def test_a_pause_of_one_direction_leaves_the_other() -> None:
@@ -255,3 +278,13 @@ def test_policy_of_a_spec() -> None:
     assert policy.workers.mixed_chunk == 350
     assert policy.stale_seconds == 90
     assert policy.attainment == 0.95
+
+
+def test_an_objective_of_0_is_none_and_one_left_out_its_default() -> None:
+    """And so is the mixed step, whose length is a share of the TPOT objective."""
+    neither = law_policy(spec(ttft=0, tpot=0), WORKERS, 6)
+    assert (neither.ttft_seconds, neither.tpot_seconds) == (None, None)
+    assert neither.workers == WORKERS
+    left_out = spec().model_copy(update={"objectives": Objectives()})
+    usual = law_policy(left_out, WORKERS, 6)
+    assert (usual.ttft_seconds, usual.tpot_seconds) == (1.0, 0.1)

@@ -98,6 +98,23 @@ def test_short(candidates: list[Candidate], prompt: int, expected: str) -> None:
     assert outcome(candidates, prompt, handoff_seconds=0.020) == expected
 
 
+@pytest.mark.parametrize("refusal", [0.0, 1.0])
+def test_without_objectives_nothing_is_late_and_no_prompt_too_long(refusal: float) -> None:
+    neither = Policy(convertible="always", refusal_factor=refusal)
+    assert outcome([worker("p0"), busy("d0")], 170, neither, handoff_seconds=0.020) == "split p0 d0"
+    assert outcome([worker("p0", queued_tokens=900_000), busy("d0")], 4000, neither) == "split p0 d0"
+
+
+def test_one_objective_alone_governs_its_part_of_the_gear() -> None:
+    ttft = Policy(ttft_seconds=1.0, convertible="always", refusal_factor=1.0)
+    slow = busy("d0", step_seconds=0.5)
+    assert outcome([worker("p0", queued_tokens=9000), slow], 500, ttft) == "overflow d0", "no step is too long"
+    assert outcome([worker("p0", queued_tokens=90_000), busy("d0", running=10)], 500, ttft) == "refused"
+    tpot = Policy(tpot_seconds=0.040, convertible="always", refusal_factor=1.0)
+    assert outcome([worker("p0"), busy("d0")], 170, tpot, handoff_seconds=0.020) == "short d0"
+    assert outcome([worker("p0", queued_tokens=900_000), busy("d0", running=10)], 500, tpot) == "split p0 d0"
+
+
 def test_without_a_hand_off_s_time_short_prompts_must_win_alone() -> None:
     assert outcome([worker("p0"), busy("d0")], 170) == "split p0 d0"
     assert outcome([worker("p0", queued_tokens=300), busy("d0")], 170) == "short d0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import socket
 import sys
@@ -157,7 +158,8 @@ async def test_bad_secret_files(tmp_path: Path, name: str, content: str | None, 
     "args",
     [
         ["--port", "70000"],
-        ["--ttft-ms", "0"],
+        ["--ttft-ms", "-1"],
+        ["--ttft-ms", "inf"],
         ["--tpot-ms", "nan"],
         ["--stall-timeout-seconds", "-1"],
         ["--fallback", "x"],
@@ -168,6 +170,13 @@ def test_bad_arguments(args: list[str], capsys: pytest.CaptureFixture[str]) -> N
         parse_args(["--workers-file", "w", *args])
     assert ended.value.code == 2
     assert args[0] in capsys.readouterr().err
+
+
+def test_an_objective_of_0_is_none() -> None:
+    made = parse_args(["--workers-file", "w", "--ttft-ms", "0", "--tpot-ms=0"])
+    assert made.ttft_objective == made.tpot_objective == math.inf
+    usual = parse_args(["--workers-file", "w"])
+    assert (usual.ttft_objective, usual.tpot_objective) == (1.0, 0.1)
 
 
 def test_arguments(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from forebay_router import metrics
 from forebay_router.account import Account
 from forebay_router.legs import ClientCall
 from forebay_router.metrics import Histogram, RouterMetrics
+from forebay_wire import metrics as names
 from forebay_wire import paths
 
 
@@ -87,6 +91,18 @@ def test_edges_bracket_the_objective() -> None:
     counted = RouterMetrics(2.0, 0.04)
     assert counted.ttft.edges == (1.0, 1.6, 2.0, 2.5, 4.0)
     assert counted.itl.edges == pytest.approx((0.02, 0.032, 0.04, 0.05, 0.08))
+
+
+def test_without_objectives_all_that_is_served_meets_them() -> None:
+    counted = RouterMetrics(math.inf, math.inf)
+    for code, ttft, tpot in ((200, 900.0, 60.0), (200, 0.1, None), (429, None, None), (503, None, None)):
+        counted.finished(0.0, "p", code, ttft, tpot)
+    told = json.loads(json.dumps(counted.as_json(1.0), allow_nan=False))
+    assert (told["ttft_objective_ms"], told["tpot_objective_ms"], told["attainment"]) == (None, None, 0.5)
+    assert (told["totals"]["in_objective"], told["totals"]["missed_ttft"], told["totals"]["missed_tpot"]) == (2, 2, 0)
+    assert counted.ttft.edges == (0.5, 0.8, 1.0, 1.25, 2.0), "as with the usual objective"
+    text = metrics.text(metrics.exporter(counted)).decode()
+    assert text.count(f"{names.ROUTER_TTFT}_bucket") == 6, "no edge twice"
 
 
 def test_a_value_on_an_edge_is_within() -> None:

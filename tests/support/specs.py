@@ -168,6 +168,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "transfer.required needs a real transport",
         "transfer.required needs a real transport",
     ),
+    (
+        {"objectives": {"timeToFirstTokenMilliseconds": 0}, "router.refusalPercent": 100},
+        "router.refusalPercent is a share of objectives.timeToFirstTokenMilliseconds, which is 0 (none); remove it",
+        "router.refusalPercent is a share of objectives.timeToFirstTokenMilliseconds, which is 0 (none); remove it",
+    ),
 ]
 
 ADMITTED: list[dict[str, Any]] = [
@@ -190,4 +195,6 @@ ADMITTED: list[dict[str, Any]] = [
     {"scaling.behavior": {"scaleDown": {"policies": [{"type": "Percent", "value": 10, "periodSeconds": 60}]}}},
     {"prefill.affinity": {"nodeAffinity": {}}, "prefill.topologySpreadConstraints": [{"maxSkew": 1}]},
     {"metadata.name": "a" * 63},
+    {"objectives": {"timeToFirstTokenMilliseconds": 0, "timePerOutputTokenMilliseconds": 0}},
+    {"objectives": {"timePerOutputTokenMilliseconds": 0}, "router.refusalPercent": 100},
 ]

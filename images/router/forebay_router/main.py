@@ -47,6 +47,14 @@ def _positive(text: str) -> float:
     return value
 
 
+def _objective(text: str) -> float:
+    """Milliseconds; infinity where there is none."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is neither a positive number of milliseconds nor 0 for none")
+    return value or math.inf
+
+
 def _port(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 65535:
@@ -84,8 +92,8 @@ def parse_args(argv: Sequence[str] | None = None) -> RouterSettings:
     parser.add_argument("--served-name", help="model name that clients send; by default what the workers report")
     parser.add_argument("--fallback", choices=("both-phases", "refuse"), default="both-phases")
     parser.add_argument("--api-keys-file", type=Path, help="clients' keys, one a line; by default none is asked for")
-    parser.add_argument("--ttft-ms", type=_positive, default=1000.0, help="objective: time to first token")
-    parser.add_argument("--tpot-ms", type=_positive, default=100.0, help="objective: time per output token")
+    parser.add_argument("--ttft-ms", type=_objective, default=1000.0, help="objective: time to first token; 0: none")
+    parser.add_argument("--tpot-ms", type=_objective, default=100.0, help="objective: time per output token; 0: none")
     parser.add_argument(
         "--convertible",
         choices=CONVERTIBLE,

@@ -28,6 +28,10 @@ PARTS = ("queue", "prefill", "decode_admission", "handoff")
 waiting for a decode slot beyond it; and, where the first text had to wait for the decode worker, until it came."""
 
 
+UNBOUND_TTFT, UNBOUND_TPOT = 1.0, 0.1
+"""Seconds that the histograms' edges are multiples of where there is no objective: the API's defaults."""
+
+
 class Histogram:
     """Cumulative buckets on read, one bisect on write. Edges in seconds."""
 
@@ -63,7 +67,8 @@ class Finished:
 
 
 class RouterMetrics:
-    """All counts of one router. Objectives in seconds; `now` is passed in."""
+    """All counts of one router. Objectives in seconds; one of infinity is none, and all that is served meets it. `now`
+    is passed in."""
 
     def __init__(self, ttft_objective: float, tpot_objective: float) -> None:
         self.instance = secrets.token_hex(4)
@@ -72,10 +77,12 @@ class RouterMetrics:
         self.ttft_objective = ttft_objective
         self.tpot_objective = tpot_objective
         edges = names.OBJECTIVE_BUCKETS
-        self.ttft = Histogram(ttft_objective * edge for edge in edges)
-        self.tpot = Histogram(tpot_objective * edge for edge in edges)
-        self.itl = Histogram(tpot_objective * edge for edge in edges)
-        self.parts = {part: Histogram(ttft_objective * edge for edge in edges) for part in PARTS}
+        ttft = ttft_objective if math.isfinite(ttft_objective) else UNBOUND_TTFT
+        tpot = tpot_objective if math.isfinite(tpot_objective) else UNBOUND_TPOT
+        self.ttft = Histogram(ttft * edge for edge in edges)
+        self.tpot = Histogram(tpot * edge for edge in edges)
+        self.itl = Histogram(tpot * edge for edge in edges)
+        self.parts = {part: Histogram(ttft * edge for edge in edges) for part in PARTS}
         self.requests: Counter[tuple[int, str]] = Counter()
         self.degraded: Counter[str] = Counter()
         self.retries: Counter[tuple[str, str]] = Counter()
@@ -189,7 +196,8 @@ def _p95(values: list[float]) -> float | None:
 
 
 def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 3)
+    """Of infinity None: JSON has none."""
+    return None if seconds is None or math.isinf(seconds) else round(1000 * seconds, 3)
 
 
 class _Exporter(Collector):

@@ -48,6 +48,7 @@ class RouterSettings:
 
     ttft_objective: float = 1.0
     tpot_objective: float = 0.04
+    """Infinity: there is no such objective."""
 
     convertible: Convertible = "never"
     """When decode workers with TPOT head-room compute prompts: gear.CONVERTIBLE."""

@@ -85,9 +85,25 @@ class ObjectMeta(Strict):
 
 
 class Objectives(Strict):
-    time_to_first_token_milliseconds: int = Field(default=1000, ge=1, le=3_600_000)
-    time_per_output_token_milliseconds: int = Field(default=100, ge=1, le=600_000)
+    time_to_first_token_milliseconds: int = Field(default=1000, ge=0, le=3_600_000)
+    """0: no such objective. Without one of the two the split follows demand alone (NoObjectives in status.decision);
+    without this one no prompt overflows to a decode worker."""
+
+    time_per_output_token_milliseconds: int = Field(default=100, ge=0, le=600_000)
+    """0: no such objective, so a decode worker holds as many requests as fit."""
+
     attainment_percent: int = Field(default=98, ge=1, le=100)
+    """Share of requests that should meet the objectives there are; without any, that should be served at all."""
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """None: there is no such objective."""
+        return self.time_to_first_token_milliseconds / 1e3 or None
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """None: there is no such objective."""
+        return self.time_per_output_token_milliseconds / 1e3 or None
 
 
 class Rdma(Strict):
@@ -212,6 +228,12 @@ def _pool_rules(pool: Pool) -> tuple[Rule, ...]:
     )
 
 
+_NOTHING_TO_REFUSE = (
+    "router.refusalPercent is a share of objectives.timeToFirstTokenMilliseconds, which is 0 (none); "
+    "remove it or set that objective"
+)
+
+
 class DisaggregatedModelSpec(Strict):
     model: Model
     engine: Engine = Engine()
@@ -251,6 +273,9 @@ class DisaggregatedModelSpec(Strict):
         Rule(
             "!self.transfer.required || self.engine.type != 'Simulated'",
             "transfer.required needs a real transport, which a Simulated engine has none of; remove it",
+        ),
+        Rule(
+            "!has(self.router.refusalPercent) || self.objectives.timeToFirstTokenMilliseconds > 0", _NOTHING_TO_REFUSE
         ),
     )
 
@@ -300,6 +325,8 @@ class DisaggregatedModelSpec(Strict):
             raise ValueError(
                 "transfer.required needs a real transport, which a Simulated engine has none of; remove it"
             )
+        if self.router.refusal_percent is not None and self.objectives.ttft_seconds is None:
+            raise ValueError(_NOTHING_TO_REFUSE)
         return self
 
     def _check_pool(self, name: Pool, pool: PoolSpec, bounds: Bounds | None) -> None:

@@ -309,17 +309,22 @@ class _Call:
 
     def _by_demand(self, seen: Estimate) -> Decision:
         """Without objectives there is nothing to miss: the two demands share the workers, with half a worker's band."""
+        policy = self.policy
+        without = [
+            name for name, seconds in (("TTFT", policy.ttft_seconds), ("TPOT", policy.tpot_seconds)) if seconds is None
+        ]
+        unset = "no objectives are set" if len(without) == 2 else f"no {without[0]} objective is set"
         prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
         share = self.before.total * prefill / max(prefill + decode, 1e-9)
         if abs(share - self.before.prefill) <= 0.5 + STARVED_WORKERS:
-            return self._hold(reasons.NO_OBJECTIVES, "no objectives are set; the split follows demand and fits it")
+            return self._hold(reasons.NO_OBJECTIVES, f"{unset}; the split follows demand and fits it")
         wanted = min(self.before.total - 1, max(1, round(share)))
         if self._opposes(Split(wanted, self.before.total - wanted)):
             return self._hold(reasons.MOVING, "a move the other way is under way")
         return self._to(
             Split(wanted, self.before.total - wanted),
             reasons.NO_OBJECTIVES,
-            f"no objectives are set: demand is {prefill:.1f} prefill and {decode:.1f} decode workers",
+            f"{unset}: the split follows demand, {prefill:.1f} prefill and {decode:.1f} decode workers",
         )
 
     def size(self, decision: Decision, fleets: dict[Pool, Fleet], growth: Growth) -> Decision:

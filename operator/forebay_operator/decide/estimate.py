@@ -249,7 +249,8 @@ class Estimate:
         workers = policy.workers
         fits = 0.95 * workers.kv_tokens
         if policy.tpot_seconds is None:
-            return fits
+            # What a step takes bounds the batch no more; its places still do.
+            return min(fits, workers.max_batch * self.context)
         per_token = workers.resident_seconds + workers.sequence_seconds / max(1.0, self.context)
         fixed = workers.weights_seconds + workers.overhead_seconds
         if per_token <= 0:

@@ -47,7 +47,7 @@ RATIO_INFEASIBLE: Final = "RatioInfeasible"
 PAUSED: Final = "Paused"
 OFF: Final = "Off"
 NO_OBJECTIVES: Final = "NoObjectives"
-"""Objectives are not set: the demand law alone decides."""
+"""One of the objectives is not set (0), or both: the demand law alone decides."""
 
 # Why the number of workers changes or does not (size.py).
 SHORT: Final = "Short"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ def flags(changes: dict[str, Any]) -> set[str]:
         ({"router.fallback": "Refuse"}, {"--fallback"}),
         ({"objectives.timePerOutputTokenMilliseconds": 40}, {"--tpot-ms"}),
         ({"objectives.timeToFirstTokenMilliseconds": 5}, {"--ttft-ms"}),
+        ({"objectives.timeToFirstTokenMilliseconds": 0}, {"--ttft-ms"}),
         ({"drain.timeoutSeconds": 60}, {"--drain-timeout-seconds"}),
     ],
 )
@@ -33,7 +35,7 @@ def test_only_what_differs_from_the_defaults_is_said(changes: dict[str, Any], sa
 
 @pytest.mark.parametrize("convertible", ["Never", "Overflow", "Always"])
 @pytest.mark.parametrize("fallback", ["BothPhases", "Refuse"])
-@pytest.mark.parametrize("milliseconds", [1, 40, 100, 1000])
+@pytest.mark.parametrize("milliseconds", [0, 1, 40, 100, 1000])
 @pytest.mark.parametrize("drain", [60, 600])
 def test_the_router_hears_what_the_spec_says(convertible: str, fallback: str, milliseconds: int, drain: int) -> None:
     model = make_model(
@@ -49,6 +51,6 @@ def test_the_router_hears_what_the_spec_says(convertible: str, fallback: str, mi
     heard = parse_args([*args, "--kubernetes-namespace=llm"])
     assert heard.convertible == convertible.lower()
     assert heard.both_phases is (fallback == "BothPhases")
-    assert heard.ttft_objective == heard.tpot_objective == milliseconds / 1000
+    assert heard.ttft_objective == heard.tpot_objective == (milliseconds / 1000 or math.inf)
     assert heard.drain_timeout == drain
     assert heard.refusal_factor == 0.0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import Ratio
 from forebay_operator.decide import Bounds, Decision, Fleet, Gear, Growth, Memory, Policy, decide, reasons
+from forebay_operator.decide.estimate import estimate
 from forebay_operator.decide.memory import Moved
 from forebay_operator.decide.project import broken
 from forebay_operator.decide.value import flaps
@@ -237,6 +238,20 @@ def test_without_objectives_the_demand_law_decides_and_says_so() -> None:
     assert not any(d.moves for d in decisions[-5:])
 
 
+def test_without_objectives_a_decode_worker_s_places_bound_it() -> None:
+    """However much KV there would be."""
+    roomy = dataclasses.replace(WORKERS, kv_tokens=10**9, max_batch=64)
+    decode = []
+    for workers in (roomy, dataclasses.replace(roomy, max_batch=10**6)):
+        source, law = Source(output=600), policy(ttft_seconds=None, tpot_seconds=None, workers=workers)
+        _, memory = follow(source, law, Memory(), 14)
+        seen = estimate(source.tick(), law, memory)
+        assert seen is not None
+        decode.append(seen.demand(law, 1.0)[1] / seen.decoding)
+    assert decode[0] == pytest.approx(1 / 64)
+    assert decode[1] < 1e-3
+
+
 def test_a_split_outside_its_limits_is_put_right_even_without_a_full_window() -> None:
     law = policy(bounds=Bounds(prefill_max=2))
     decision, _ = decide(Source().tick(), law, Memory(), 5.0)
@@ -376,14 +391,34 @@ def test_limits_and_rate_hold_whatever_the_load(
             source.move(decision.target.prefill)
 
 
-@settings(max_examples=8, deadline=None)
-@given(st.integers(1, 120), st.integers(50, 6000), st.integers(5, 1200), GEARS, st.booleans())
-def test_constant_load_settles(rate: int, prompt: int, output: int, gear: Gear, convertible: bool) -> None:
-    source, law = Source(rate=rate, prompt=prompt, output=output), policy(gear=gear, convertible=convertible)
-    # A slow gear waits until traffic has stayed so long that the least gain over the bar is worth the move.
-    _, memory = follow(source, law, Memory(), 330 if gear.slow else 30)
+STEADY = st.integers(1, 120), st.integers(50, 6000), st.integers(5, 1200), st.booleans()
+
+
+def check_constant_load_settles(
+    rate: int, prompt: int, output: int, convertible: bool, gear: Gear, unsettled: int
+) -> None:
+    source = Source(prefill=3, decode=3, rate=rate, prompt=prompt, output=output)
+    law = policy(gear=gear, convertible=convertible)
+    _, memory = follow(source, law, Memory(), unsettled)
     decisions, _ = follow(source, law, memory, 24)
     assert not any(d.moves for d in decisions)
+
+
+QUICKLY = *STEADY, st.just(Gear(1.0, drains=False)), st.just(24)
+
+test_constant_load_settles = settings(max_examples=300, deadline=None)(given(*QUICKLY)(check_constant_load_settles))
+test_constant_load_settles_for_long = pytest.mark.timeout(7200)(
+    pytest.mark.soak(settings(max_examples=20_000, deadline=None)(given(*QUICKLY)(check_constant_load_settles)))
+)
+
+
+@settings(max_examples=8, deadline=None)
+@given(*STEADY, st.sampled_from([Gear(30.0, drains=True), Gear(120.0, drains=True)]))
+def test_constant_load_settles_in_a_slow_gear(
+    rate: int, prompt: int, output: int, convertible: bool, gear: Gear
+) -> None:
+    """It waits until traffic has stayed so long that the least gain over the bar is worth the move."""
+    check_constant_load_settles(rate, prompt, output, convertible, gear, 330)
 
 
 def check_more_prefill_demand(rate: int, prompt: int, output: int, more: float, gear: Gear) -> None:
