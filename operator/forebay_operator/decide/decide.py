@@ -29,6 +29,9 @@ STARVED_WORKERS = 0.5
 SPARE = 0.95
 """Of its capacity: what a donor may be left with. Decode capacity is a batch that still holds TPOT, so this is safe."""
 
+IDLE = 0.5
+"""Utilisation below which neither role's requests wait for long, whatever the split."""
+
 BUSY = 0.9
 BUSY_CONVERTIBLE = 0.8
 """Utilisation beyond which prefill counts as short: its queue waits two service times at 0.8, 4.5 at 0.9 (M/D/1). By
@@ -164,7 +167,10 @@ class _Call:
                     reasons.UNEXPLAINED,
                     f"{100 * measured:.0f} % missed in ten minutes, the model expects {100 * found.modelled:.0f} %",
                 )
-        confirmed = self._agreed(paid, found.bar) if self.policy.gear.slow else self._seen_twice(best)
+        if self.policy.gear.slow:
+            confirmed = self._agreed(paid, found.bar)
+        else:
+            confirmed = best if self._seen_twice(best.split) else None
         if confirmed is None:
             return self._hold(
                 reasons.CONFIRMING, f"{best.split} would gain {100 * best.gain:.1f} points; not confirmed yet"
@@ -177,12 +183,12 @@ class _Call:
             f"over the next {found.dwell:.0f} s",
         )
 
-    def _seen_twice(self, best: Option) -> Option | None:
+    def _seen_twice(self, split: Split) -> bool:
         """A quick gear moves when a second observation asks for the same direction."""
-        memory, step = self.memory, best.split.prefill - self.before.prefill
+        memory, step = self.memory, split.prefill - self.before.prefill
         if memory.confirming * step <= 0:
             memory.confirming, memory.confirming_at = (1 if step > 0 else -1), self.now
-        return best if lasted(memory.confirming_at, self.now) else None
+        return lasted(memory.confirming_at, self.now)
 
     @property
     def _between_ticks(self) -> bool:
@@ -308,7 +314,10 @@ class _Call:
         return self._to(target, reasons.STARVED, message)
 
     def _by_demand(self, seen: Estimate) -> Decision:
-        """Without objectives there is nothing to miss: the two demands share the workers, with half a worker's band."""
+        """Without objectives there is nothing to miss: the two demands share the workers, with half a worker's band.
+
+        Of roles that are both mostly idle nothing is moved: the ratio of two small demands is chance.
+        """
         policy = self.policy
         without = [
             name for name, seconds in (("TTFT", policy.ttft_seconds), ("TPOT", policy.tpot_seconds)) if seconds is None
@@ -316,13 +325,19 @@ class _Call:
         unset = "no objectives are set" if len(without) == 2 else f"no {without[0]} objective is set"
         prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
         share = self.before.total * prefill / max(prefill + decode, 1e-9)
-        if abs(share - self.before.prefill) <= 0.5 + STARVED_WORKERS:
+        idle = prefill < IDLE * self.before.prefill and decode < IDLE * self.before.decode
+        if idle or abs(share - self.before.prefill) <= 0.5 + STARVED_WORKERS:
+            self.memory.confirming = 0
             return self._hold(reasons.NO_OBJECTIVES, f"{unset}; the split follows demand and fits it")
-        wanted = min(self.before.total - 1, max(1, round(share)))
-        if self._opposes(Split(wanted, self.before.total - wanted)):
+        prefills = min(self.before.total - 1, max(1, round(share)))
+        wanted = Split(prefills, self.before.total - prefills)
+        if self._opposes(wanted):
             return self._hold(reasons.MOVING, "a move the other way is under way")
+        if not self._seen_twice(wanted):
+            return self._hold(reasons.CONFIRMING, f"{unset}: demand asks for {wanted}; not confirmed yet")
+        self.memory.confirming = 0
         return self._to(
-            Split(wanted, self.before.total - wanted),
+            wanted,
             reasons.NO_OBJECTIVES,
             f"{unset}: the split follows demand, {prefill:.1f} prefill and {decode:.1f} decode workers",
         )

@@ -238,6 +238,25 @@ def test_without_objectives_the_demand_law_decides_and_says_so() -> None:
     assert not any(d.moves for d in decisions[-5:])
 
 
+def test_without_objectives_a_light_load_moves_nothing_however_its_demands_relate() -> None:
+    source, law, memory = Source(rate=1), policy(ttft_seconds=None, tpot_seconds=None), Memory()
+    for prompt, output in ((4000, 10), (50, 1200)) * 3:
+        source.prompt, source.output = prompt, output
+        decisions, memory = follow(source, law, memory, 12)
+        assert not any(d.moves for d in decisions)
+    assert decisions[-1].reason == reasons.NO_OBJECTIVES
+
+
+def test_without_objectives_a_move_is_confirmed() -> None:
+    source, law = Source(output=20), policy(ttft_seconds=None, tpot_seconds=None)
+    _, memory = settle(source, law)
+    source.rate = 300
+    found, memory = follow(source, law, memory, 1)
+    assert found[0].reason == reasons.CONFIRMING
+    found, memory = follow(source, law, memory, 1)
+    assert (found[0].reason, found[0].moves > 0) == (reasons.NO_OBJECTIVES, True)
+
+
 def test_without_objectives_a_decode_worker_s_places_bound_it() -> None:
     """However much KV there would be."""
     roomy = dataclasses.replace(WORKERS, kv_tokens=10**9, max_batch=64)
