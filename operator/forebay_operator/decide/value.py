@@ -154,10 +154,17 @@ def valued(
                 costs[q].append(ahead.cost(q, work, coming, course, now_queues, decode_scale))
                 continue
             queues = now_queues
-            if course.during.decode < serving.decode:
+            relieved = course.during.decode < serving.decode
+            if relieved:
                 queues = _taken_along(now_queues, q.decode / max(1, serving.decode))
             args = (work, coming, course, queues, expected)
             normal = _share(fluid.roll(*args, decode_scale=decode_scale, horizon=on_wrong_side, cap=cap))
+            if relieved:
+                # Decoders that are soon as full as before gain nothing: else two splits that both miss take turns.
+                _, _, later = fluid.roll(work, coming, course, queues, expected / 2, decode_scale=decode_scale)
+                then = (work, coming, fluid.Course(q, q, 0.0), later, expected)
+                rest = fluid.roll(*then, decode_scale=decode_scale, horizon=on_wrong_side, cap=cap)
+                normal = max(normal, _share(rest))
             stress = _share(
                 fluid.roll(*args, scale=STRESS, decode_scale=decode_scale, slot=2, horizon=on_wrong_side, cap=cap)
             )
