@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forebay_operator.api.labels import Pool
-from forebay_operator.decide import Bounds, Gear, Policy, Workers
+from forebay_operator.decide import Bounds, Decision, Gear, Memory, Policy, Workers, decide
 from forebay_operator.observe.traffic import Arrivals, Observation, WorkerLoad
 
 WORKERS = Workers(
@@ -87,3 +87,31 @@ class Source:
     def move(self, prefill: int) -> None:
         total = self.prefill + self.decode
         self.prefill, self.decode = prefill, total - prefill
+
+
+def settle(source: Source, law: Policy, ticks: int = 14) -> tuple[Decision, Memory]:
+    memory = Memory()
+    for _ in range(ticks):
+        decision, memory = decide(source.tick(), law, memory, source.at)
+        source.move(decision.target.prefill)
+    return decision, memory
+
+
+def follow(source: Source, law: Policy, memory: Memory, ticks: int) -> tuple[list[Decision], Memory]:
+    decisions = []
+    for _ in range(ticks):
+        decision, memory = decide(source.tick(), law, memory, source.at)
+        source.move(decision.target.prefill)
+        decisions.append(decision)
+    return decisions, memory
+
+
+def overload(source: Source, law: Policy, memory: Memory, ticks: int) -> tuple[list[Decision], Memory]:
+    """180 prompts a second: six workers' worth, so that the queue of four grows by two worker-seconds a second."""
+    source.rate = 180
+    decisions = []
+    for _ in range(ticks):
+        source.queued = max(0, source.queued + 5 * (180_000 - 30_000 * source.prefill))
+        found, memory = follow(source, law, memory, 1)
+        decisions += found
+    return decisions, memory
