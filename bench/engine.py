@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from bench.report import finish, spread
 from forebay_engine.executor.huge_pages import use_huge_pages
 from forebay_engine.executor.torch_executor import TorchExecutor
+from forebay_engine.model.linear import can_pack
 from forebay_engine.model.prepare import default_cache_dir, prepare_smollm2
 from forebay_engine.model.spec import ModelSpec
 from forebay_engine.types import SampleSpec, SamplingParams, SequenceStep
@@ -87,13 +88,15 @@ class Products:
     @staticmethod
     def _layouts(weights: list[torch.Tensor], x: torch.Tensor) -> dict[str, Callable[[], object]]:
         transposed = [w.t().contiguous() for w in weights]
-        packed = [torch.ops.mkldnn._reorder_linear_weight(w, x.shape[0]) for w in weights]
-        run = torch.ops.mkldnn._linear_pointwise
-        return {
+        plain: dict[str, Callable[[], object]] = {
             "linear": lambda: [F.linear(x, w) for w in weights],
             "transposed": lambda: [torch.mm(x, w) for w in transposed],
-            "packed": lambda: [run(x, w, None, "none", [], "") for w in packed],
         }
+        if not can_pack(x.device, x.dtype):
+            return plain
+        packed = [torch.ops.mkldnn._reorder_linear_weight(w, x.shape[0]) for w in weights]
+        run = torch.ops.mkldnn._linear_pointwise
+        return {**plain, "packed": lambda: [run(x, w, None, "none", [], "") for w in packed]}
 
     def __call__(self) -> None:
         for run in self._passes:

@@ -73,6 +73,10 @@ _PAIR = Case(partial(_roll, prefill=1, decode=1, gpus=GPUS), at=(1, 1), gpus=GPU
 """Both take all GPUs of both nodes."""
 
 
+KILLED: Final = ("roles", "scale", "rollout-full", "rollout-pair", "drain", "loan")
+"""What the operator does step by step: it is killed at each. The others are done without it, or to it."""
+
+
 def _killed(case: Case) -> Case:
     return Case(case.act, case.at, case.gpus, kills=True)
 
@@ -88,7 +92,7 @@ CASES: Final = {
     "router": Case(lambda scene, _: disruptions.kill_router(scene), own_nodes=True, cuts=True),
     "api-server": Case(lambda scene, _: disruptions.stop_api_server(scene), own_nodes=True, share=3 / 20),
 }
-CASES.update({f"killed-{name}": _killed(CASES[name]) for name in ("roles", "scale", "rollout-pair", "drain", "loan")})
+CASES.update({f"killed-{name}": _killed(CASES[name]) for name in KILLED})
 
 
 @dataclass

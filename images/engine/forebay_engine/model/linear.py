@@ -49,7 +49,14 @@ class PackedLinear:
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return False
-    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype == torch.float32 or packs_bfloat16()
+
+
+def packs_bfloat16() -> bool:
+    """oneDNN wants AVX-512 or AVX-NE-CONVERT for it and raises without; F.linear multiplies it on every CPU."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
