@@ -20,15 +20,15 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from bench.checkpoint import after_an_hour
 from bench.report import finish
 from forebay_engine.core.handle import CoreStats
-from forebay_engine.perf import load as perf_model
 from forebay_engine.server.metrics import ServerMetrics
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
-from forebay_operator.decide import Memory, Split
+from forebay_operator.decide import Split
 from forebay_operator.observe.endpoints import EndpointsSource
 from forebay_operator.observe.fleet import Fleet, Member
-from forebay_operator.pilot import Checkpoint, Pilot
+from forebay_operator.pilot import Pilot
 from forebay_router.metrics import RouterMetrics
 
 VLLM_LINES = 1200
@@ -98,24 +98,6 @@ def _serve(pipe: Connection, kind: str, count: int) -> None:
     asyncio.run(run())
 
 
-def settled(target: Split, now: float) -> Checkpoint:
-    """What a law of an hour's service knows: without full windows it decides nothing, and costs nothing."""
-    perf = perf_model("h100-llama-8b")
-    believed = {
-        "prefill_velocity": 2048 / perf.prefill_seconds(2048),
-        "weights_seconds": perf.weights_seconds,
-        "sequence_seconds": perf.sequence_seconds,
-        "resident_seconds": perf.resident_seconds,
-        "kv_tokens": float(perf.kv_capacity_tokens),
-        "max_batch": 256.0,
-    }
-    minute = [(float(int(now) - 59 + second), 40, 20_000) for second in range(60)]
-    memory = Memory(
-        target=(target.prefill, target.decode), started_at=now - 61, seen_at=now, arrivals=minute, output=200.0
-    )
-    return Checkpoint(memory=memory.dump(), believed=believed)
-
-
 async def observe(address: str, count: int, seconds: float) -> dict[str, Any]:
     members = tuple(Member(f"w{i}", "prefill" if i % 2 else "decode", address) for i in range(count))
     fleet = Fleet(members, (address,))
@@ -130,7 +112,10 @@ async def observe(address: str, count: int, seconds: float) -> dict[str, Any]:
     async with aiohttp.ClientSession() as session:
         source = EndpointsSource(session, time.time)
         split = Split(count // 2, count - count // 2)
-        pilot = Pilot(settled(split, time.time()), now=time.time())
+        now = time.time()
+        # Without full windows the law decides nothing, and costs nothing.
+        known = after_an_hour("h100-llama-8b", split, now, requests=40, prompt_tokens=20_000, output=200.0)
+        pilot = Pilot(known, now=now)
         reasons: Counter[str] = Counter()
         looking = deciding = 0.0
         # The first minute reads the pages more often; the steady state is what counts.

@@ -28,13 +28,11 @@ import msgspec
 import psutil
 import yaml
 
+from bench.checkpoint import after_an_hour
 from bench.local_pool import LocalPool, Sent, local_pool, manifest, play, poisson
 from bench.report import finish, percentile
-from forebay_engine.perf import load
 from forebay_operator.api.load import load_manifest
-from forebay_operator.decide import Memory
 from forebay_operator.local.rescaling import Saved, learnt_with
-from forebay_operator.pilot import Checkpoint
 
 START = (1, 5)
 TTFT_MS, TPOT_MS = 1000, 60
@@ -46,31 +44,11 @@ QUIET_SECONDS = 13.0
 """The windows of the last seconds forget the step meanwhile."""
 
 
-def believed() -> dict[str, float]:
-    """The speed of a `slow` worker, as the law's checkpoint has it."""
-    perf = load("slow")
-    return {
-        "prefill_velocity": 2048 / perf.prefill_seconds(2048),
-        "weights_seconds": perf.weights_seconds,
-        "sequence_seconds": perf.sequence_seconds,
-        "resident_seconds": perf.resident_seconds,
-        "kv_tokens": perf.kv_capacity_tokens,
-        "max_batch": 256,
-    }
-
-
 def learnt(model: dict[str, Any]) -> bytes:
     """What an earlier `up` of these workers had learnt, at the end of a quiet minute that ended just now."""
-    now = time.time()
-    memory = Memory(
-        target=START,
-        started_at=now - 61,
-        seen_at=now,
-        arrivals=[(float(int(now) - 59 + i), 1, 60) for i in range(60)],
-        output=40.0,
-    )
+    known = after_an_hour("slow", START, time.time(), requests=1, prompt_tokens=60, output=40.0)
     spec = load_manifest(yaml.safe_dump(model), "bench").model
-    return msgspec.json.encode(Saved(learnt_with(spec), Checkpoint(memory=memory.dump(), believed=believed())))
+    return msgspec.json.encode(Saved(learnt_with(spec), known))
 
 
 async def watch_roles(pool: LocalPool, switched: dict[str, float]) -> None:

@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from bench.checkpoint import after_an_hour
 
 from e2e.cluster.providers import tool
 from e2e.on_kubernetes.conftest import KubernetesSite, site_of
 from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
 from e2e.on_kubernetes.scene import Scene, model
-from forebay_engine.perf import load
 from forebay_operator import kube as k
-from forebay_operator.decide import Memory, reasons
-from forebay_operator.pilot import Checkpoint
+from forebay_operator.decide import reasons
 from forebay_operator.rescaler import LAW, write_checkpoint
 
 NAME = "turning"
@@ -81,18 +80,8 @@ async def _remember(site: KubernetesSite) -> None:
 
     Speed is learnt from workers that have run for half a minute, and the law's windows are a minute long.
     """
-    perf, now = load("slow"), time.time()
-    believed = {
-        "prefill_velocity": 2048 / perf.prefill_seconds(2048),
-        "weights_seconds": perf.weights_seconds,
-        "sequence_seconds": perf.sequence_seconds,
-        "resident_seconds": perf.resident_seconds,
-        "kv_tokens": float(perf.kv_capacity_tokens),
-        "max_batch": 256.0,
-    }
-    quiet = [(float(int(now) - 59 + second), 1, 60) for second in range(60)]
-    memory = Memory(target=START, started_at=now - 61, seen_at=now, arrivals=quiet, output=40.0)
-    law = write_checkpoint(Checkpoint(memory=memory.dump(), believed=believed))
+    known = after_an_hour("slow", START, time.time(), requests=1, prompt_tokens=60, output=40.0)
+    law = write_checkpoint(known)
     status = {"status": {"memory": {LAW: law}}}
     await site.kube.merge(k.MODELS, site.namespace, site.name, status, subresource="status")
 

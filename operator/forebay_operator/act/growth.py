@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from forebay_operator.act.operation import Operation
-from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.api.labels import POOLS, Pool, other
 from forebay_operator.observe.types import DeploymentView, Observation, PodView
 
 
@@ -45,10 +45,6 @@ class Growth:
     added: int = 0
     waiting: str = ""
     """Why it is fewer than are missing."""
-
-
-def other(pool: Pool) -> Pool:
-    return "decode" if pool == "prefill" else "prefill"
 
 
 def pods_of(observation: Observation, deployment: DeploymentView) -> list[PodView]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from forebay_operator.act.growth import PoolGoal, Rules, grow, held_gpus, other, pods_of
+from forebay_operator.act.growth import PoolGoal, Rules, grow, held_gpus, pods_of
 from forebay_operator.act.operation import Cause, Operation
-from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.api.labels import POOLS, Pool, other
 from forebay_operator.observe.types import DeploymentView, Observation, PodView
 
 STEP_SECONDS: Final = 0.5

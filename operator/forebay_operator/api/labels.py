@@ -19,6 +19,7 @@ __all__ = [
     "ROLE",
     "VERSION",
     "Pool",
+    "other",
 ]
 
 GROUP: Final = "serving.forebay.dev"
@@ -32,3 +33,7 @@ FIELD_MANAGER: Final = "forebay-operator"
 
 Pool = Literal["prefill", "decode"]
 POOLS: Final[tuple[Pool, Pool]] = ("prefill", "decode")
+
+
+def other(pool: Pool) -> Pool:
+    return "decode" if pool == "prefill" else "prefill"

@@ -52,12 +52,7 @@ def sized(
 class _Together(Call):
     """Workers serve in either role."""
 
-    def decide(self) -> Sizing:
-        stuck = self._stuck()
-        if stuck is not None:
-            return stuck
-        grow, keep = self._need(self._tolerance(self.growth.up)), self._need(-self._tolerance(self.growth.down))
-        self._remember(grow, keep)
+    def _by_need(self, grow: Split, keep: Split) -> Sizing:
         if grow.total > self.before.total:
             return self._grow(grow)
         if keep.total < self.before.total:

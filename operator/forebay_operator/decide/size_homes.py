@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.api.labels import POOLS, Pool, other
 from forebay_operator.decide import reasons
 from forebay_operator.decide.size_rules import TARGET, Call
 from forebay_operator.decide.types import Sizing, Split
@@ -26,14 +26,9 @@ ONLY_RATIO: Final = (reasons.LIMITED_BY_RATIO,)
 class Apart(Call):
     apart: ClassVar[tuple[Pool | None, ...]] = POOLS
 
-    def decide(self) -> Sizing:
-        stuck = self._stuck()
-        if stuck is not None:
-            return stuck
-        grow, keep = self._need(self._tolerance(self.growth.up)), self._need(-self._tolerance(self.growth.down))
-        self._remember(grow, keep)
-        short = [pool for pool in POOLS if _of(grow, pool) > _of(self.before, pool)]
-        spare = [pool for pool in POOLS if _of(keep, pool) < _of(self.before, pool)]
+    def _by_need(self, grow: Split, keep: Split) -> Sizing:
+        short = [pool for pool in POOLS if grow.of(pool) > self.before.of(pool)]
+        spare = [pool for pool in POOLS if keep.of(pool) < self.before.of(pool)]
         held = self._grow(grow, short) if short else None
         if held is not None and held.target != self.before:
             return held
@@ -50,7 +45,7 @@ class Apart(Call):
         )
 
     def _grow(self, need: Split, short: list[Pool]) -> Sizing:
-        lack = " and ".join(f"{pool} needs {_of(need, pool)} and has {_of(self.before, pool)}" for pool in short)
+        lack = " and ".join(f"{pool} needs {need.of(pool)} and has {self.before.of(pool)}" for pool in short)
         message = f"{self._demands()}: {lack}, at {TARGET:.0%} use"
         stopped = self._may_not_grow(message)
         if stopped is not None:
@@ -58,7 +53,7 @@ class Apart(Call):
         wanted = self.before
         for pool in short:
             if self._lacks(pool):
-                least = min(_of(need, pool), self._least_grow(self._window("up", pool), pool))
+                least = min(need.of(pool), self._least_grow(self._window("up", pool), pool))
                 wanted = wanted._replace(**{pool: least})
         if wanted == self.before:
             window = min(self._window("up", pool) for pool in short)
@@ -77,7 +72,7 @@ class Apart(Call):
     def _lacks(self, pool: Pool) -> bool:
         """For the pool's whole window."""
         window = self._window("up", pool)
-        return self._full(window) and self._least_grow(window, pool) > _of(self.before, pool)
+        return self._full(window) and self._least_grow(window, pool) > self.before.of(pool)
 
     def _path(self, wanted: Split) -> tuple[list[Split], list[str]]:
         """Counts one worker after the other as far towards `wanted` as limits allow, and what stops short of it.
@@ -93,7 +88,7 @@ class Apart(Call):
             if isinstance(way, tuple):
                 stops = way
                 break
-            gained += _of(at, way) < _of(wanted, way)
+            gained += at.of(way) < wanted.of(way)
             at = self._step(at, way, 1)
             path.append(at)
             if gained > best and not self._outside(at):
@@ -105,7 +100,7 @@ class Apart(Call):
 
     def _way(self, at: Split, wanted: Split) -> Pool | tuple[str, ...]:
         """The pool that gets the next worker, or the limits that keep each from it; none when all is reached."""
-        lacks = {pool: _of(wanted, pool) - _of(at, pool) for pool in POOLS}
+        lacks = {pool: wanted.of(pool) - at.of(pool) for pool in POOLS}
         # Of two equally short pools decode grows: its shortage is a cliff.
         short = sorted((pool for pool in POOLS if lacks[pool] > 0), key=lambda pool: (-lacks[pool], pool))
         outside = self._outside(at)
@@ -116,7 +111,7 @@ class Apart(Call):
         if free:
             return free[0]
         held = [pool for pool in short if broken[pool] == ONLY_RATIO]
-        along: Pool | None = self._behind(at) if outside else _other(held[0]) if held else None
+        along: Pool | None = self._behind(at) if outside else other(held[0]) if held else None
         if along is not None and not broken[along]:
             return along
         if held and not outside:
@@ -127,9 +122,9 @@ class Apart(Call):
         return tuple(dict.fromkeys(limit for pool in asked for limit in broken[pool]))
 
     def _shrink(self, grow: Split, keep: Split, spare: list[Pool], short: list[Pool]) -> Sizing:
-        excess = {pool: _of(self.before, pool) - _of(keep, pool) for pool in spare}
+        excess = {pool: self.before.of(pool) - keep.of(pool) for pool in spare}
         ordered = sorted(spare, key=lambda pool: -excess[pool])
-        fits = " and ".join(f"{pool} fits {_of(self.before, pool) - 1} of {_of(self.before, pool)}" for pool in ordered)
+        fits = " and ".join(f"{pool} fits {self.before.of(pool) - 1} of {self.before.of(pool)}" for pool in ordered)
         message = f"{self._demands()}: {fits} with a margin"
         # A pool that is short explains misses; they must not keep the GPUs it needs with the other.
         stopped = self._may_not_shrink(message, self.explained or any(self._lacks(pool) for pool in short))
@@ -147,7 +142,7 @@ class Apart(Call):
         for pool in lasting:
             target = self._step(self.before, pool, -1)
             broken = self._broken(target)
-            if not broken and (_of(end, pool) > _of(self.before, pool) or self._outside(self._step(end, pool, -1))):
+            if not broken and (end.of(pool) > self.before.of(pool) or self._outside(self._step(end, pool, -1))):
                 # It came along for the other's growth, or will: it would grow again.
                 broken = ONLY_RATIO
             if not broken:
@@ -158,7 +153,7 @@ class Apart(Call):
     def _idles(self, pool: Pool) -> bool:
         """For the pool's whole window."""
         window = self._window("down", pool)
-        return self._full(window) and self._most_keep(window, pool) < _of(self.before, pool)
+        return self._full(window) and self._most_keep(window, pool) < self.before.of(pool)
 
     # The ratio binds the pools themselves.
 
@@ -179,11 +174,3 @@ class Apart(Call):
             low is not None and target.prefill * low.decode < low.prefill * target.decode,
             high is not None and target.prefill * high.decode > high.prefill * target.decode,
         )
-
-
-def _of(split: Split, pool: Pool) -> int:
-    return split.prefill if pool == "prefill" else split.decode
-
-
-def _other(pool: Pool) -> Pool:
-    return "decode" if pool == "prefill" else "prefill"

@@ -68,8 +68,17 @@ class Call(ABC):
         self.now = now
         self.before = Split(fleets["prefill"].wanted, fleets["decode"].wanted)
 
+    def decide(self) -> Sizing:
+        stuck = self._stuck()
+        if stuck is not None:
+            return stuck
+        grow, keep = self._need(self._tolerance(self.growth.up)), self._need(-self._tolerance(self.growth.down))
+        self._remember(grow, keep)
+        return self._by_need(grow, keep)
+
     @abstractmethod
-    def decide(self) -> Sizing: ...
+    def _by_need(self, grow: Split, keep: Split) -> Sizing:
+        """`grow`: workers that demand asks for; `keep`: those that it does not let go."""
 
     def note(self, found: Sizing) -> None:
         """Remember a change, and whether it undoes an earlier one."""
@@ -231,11 +240,12 @@ class Call(ABC):
         """Limits that `target` breaks and the present counts do not: no bound may forbid a step towards it."""
         bounds = self.bounds
         found = []
-        for pool, least, most in (
+        limits: tuple[tuple[Pool, int, int], ...] = (
             ("prefill", bounds.prefill_min, bounds.prefill_max),
             ("decode", bounds.decode_min, bounds.decode_max),
-        ):
-            count, was = getattr(target, pool), getattr(self.before, pool)
+        )
+        for pool, least, most in limits:
+            count, was = target.of(pool), self.before.of(pool)
             if (count < least and count < was) or (count > most and count > was):
                 found.append(reasons.LIMITED_BY_BOUNDS)
                 break
@@ -257,7 +267,7 @@ class Call(ABC):
 
     @staticmethod
     def _step(split: Split, pool: Pool, by: int) -> Split:
-        return split._replace(**{pool: getattr(split, pool) + by})
+        return split._replace(**{pool: split.of(pool) + by})
 
     # Ends.
 

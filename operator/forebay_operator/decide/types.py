@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import Ratio
 
 TICK_SECONDS = 5.0
@@ -22,6 +23,9 @@ class Split(NamedTuple):
     @property
     def total(self) -> int:
         return self.prefill + self.decode
+
+    def of(self, pool: Pool) -> int:
+        return self.prefill if pool == "prefill" else self.decode
 
 
 @dataclass(frozen=True, slots=True)

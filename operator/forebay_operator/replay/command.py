@@ -95,7 +95,7 @@ def setup_of(options: ReplayOptions) -> Setup:
 def _gear_of(options: ReplayOptions, model: PerfModel) -> Gear:
     """Raises ReplayError for two options that ask for different gears: one of them would be ignored."""
     gear, switch, start = parse_gear(options.gear), options.role_switch_seconds, options.replica_start_seconds
-    if (gear.drains or switch is not None) + (start is not None) > 1 or (gear.drains and switch is not None):
+    if sum((gear.drains, switch is not None, start is not None)) > 1:
         raise ReplayError("--gear replica-N, --role-switch-s and --replica-start-s ask for different gears; give one")
     if start is not None:
         gear = replica_gear(start)

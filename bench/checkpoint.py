@@ -1,0 +1,33 @@
+"""What a law knows after an hour's service, so that what is measured begins with full windows and known speeds."""
+
+from __future__ import annotations
+
+from forebay_engine.perf import load
+from forebay_operator.decide import Memory
+from forebay_operator.pilot import Checkpoint
+
+
+def after_an_hour(
+    perf: str, target: tuple[int, int], now: float, *, requests: int, prompt_tokens: int, output: float
+) -> Checkpoint:
+    """Of workers as fast as the performance model `perf`, at the end of a minute that ended at `now`.
+
+    In each of its seconds `requests` came, with `prompt_tokens` together; `output`: tokens of an answer.
+    """
+    model = load(perf)
+    believed = {
+        "prefill_velocity": 2048 / model.prefill_seconds(2048),
+        "weights_seconds": model.weights_seconds,
+        "sequence_seconds": model.sequence_seconds,
+        "resident_seconds": model.resident_seconds,
+        "kv_tokens": float(model.kv_capacity_tokens),
+        "max_batch": 256.0,
+    }
+    memory = Memory(
+        target=target,
+        started_at=now - 61,
+        seen_at=now,
+        arrivals=[(float(int(now) - 59 + second), requests, prompt_tokens) for second in range(60)],
+        output=output,
+    )
+    return Checkpoint(memory=memory.dump(), believed=believed)
