@@ -7,15 +7,10 @@ from forebay_operator.decide import Memory
 from forebay_operator.pilot import Checkpoint
 
 
-def after_an_hour(
-    perf: str, target: tuple[int, int], now: float, *, requests: int, prompt_tokens: int, output: float
-) -> Checkpoint:
-    """Of workers as fast as the performance model `perf`, at the end of a minute that ended at `now`.
-
-    In each of its seconds `requests` came, with `prompt_tokens` together; `output`: tokens of an answer.
-    """
+def believed(perf: str) -> dict[str, float]:
+    """What `perf`'s workers are known to do, as a checkpoint has it."""
     model = load(perf)
-    believed = {
+    return {
         "prefill_velocity": 2048 / model.prefill_seconds(2048),
         "weights_seconds": model.weights_seconds,
         "sequence_seconds": model.sequence_seconds,
@@ -23,6 +18,15 @@ def after_an_hour(
         "kv_tokens": float(model.kv_capacity_tokens),
         "max_batch": 256.0,
     }
+
+
+def after_an_hour(
+    perf: str, target: tuple[int, int], now: float, *, requests: int, prompt_tokens: int, output: float
+) -> Checkpoint:
+    """Of workers as fast as the performance model `perf`, at the end of a minute that ended at `now`.
+
+    In each of its seconds `requests` came, with `prompt_tokens` together; `output`: tokens of an answer.
+    """
     memory = Memory(
         target=target,
         started_at=now - 61,
@@ -30,4 +34,4 @@ def after_an_hour(
         arrivals=[(float(int(now) - 59 + second), requests, prompt_tokens) for second in range(60)],
         output=output,
     )
-    return Checkpoint(memory=memory.dump(), believed=believed)
+    return Checkpoint(memory=memory.dump(), believed=believed(perf))

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from bench.checkpoint import believed
 from bench.local_pool import LocalPool, Sent, local_pool, manifest, play, poisson
-from bench.switch import believed
 
 from forebay_operator.api.load import load_manifest
 from forebay_operator.decide import Memory
@@ -53,7 +53,7 @@ def memory(model: dict[str, Any]) -> bytes:
     now = time.time()
     held = Memory(target=(1, 1), started_at=now - 61, seen_at=now, arrivals=[(float(int(now)), 1, 60)], output=20.0)
     spec = load_manifest(msgspec.json.encode(model).decode(), "test").model
-    return msgspec.json.encode(Saved(learnt_with(spec), Checkpoint(memory=held.dump(), believed=believed())))
+    return msgspec.json.encode(Saved(learnt_with(spec), Checkpoint(memory=held.dump(), believed=believed("slow"))))
 
 
 async def until(pool: LocalPool, what: str, pools: str, seconds: float) -> UpStatus:

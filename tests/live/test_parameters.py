@@ -1,6 +1,7 @@
 """Every sampling and API parameter: prefill/decode gives the chunks, logprobs and usage of one worker."""
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ TEXT = {"prompt": "A short list of animals: cat, dog,"}
 IDS = {"prompt": [504, 3575, 282, 4649, 314]}
 
 GREEDY = {"temperature": 0}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
     "default sampling": {"seed": 7},
     "temperature": {"temperature": 1.7, "seed": 1},
@@ -47,8 +48,8 @@ LOGPROBS = {
     "chat": {"logprobs": True, "top_logprobs": 3},
     "text": {"logprobs": 3},
 }
-SHAPES = {"chat": CHAT, "text": TEXT, "ids": IDS}
-OF_ONE_ENDPOINT = {
+SHAPES: dict[str, dict[str, Any]] = {"chat": CHAT, "text": TEXT, "ids": IDS}
+OF_ONE_ENDPOINT: dict[str, dict[str, Any]] = {
     "max_completion_tokens": {**CHAT, **GREEDY, "max_completion_tokens": 5, "max_tokens": 9},
     "chat_template_kwargs": {**CHAT, **GREEDY, "chat_template_kwargs": {"enable_thinking": False}},
     "top_logprobs of 0": {**CHAT, **GREEDY, "logprobs": True},
@@ -74,7 +75,7 @@ OF_ONE_ENDPOINT = {
         "prompt_cache_key": "k",
     },
 }
-ON_ONE_WORKER = {
+ON_ONE_WORKER: dict[str, dict[str, Any]] = {
     "text n": {**TEXT, "n": 3, "seed": 9},
     "chat n": {**CHAT, "n": 2, "seed": 9},
     "echo": {**TEXT, **GREEDY, "echo": True},

@@ -142,7 +142,7 @@ def faults_of(value: Any, node: dict[str, Any], path: str = "") -> Iterator[str]
     Unknown fields are faults, as with fieldValidation=Strict.
     """
     kind = node["type"]
-    python = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[kind]
+    python: Any = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[kind]
     if not isinstance(value, python) or (kind == "integer" and isinstance(value, bool)):
         yield f"{path}: must be of type {kind}"
         return
