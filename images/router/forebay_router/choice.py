@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 Key = tuple[str, str]
+_NAME = operator.attrgetter("name")
 
 TIE_SECONDS = 0.005
 TIE_SHARE = 0.05
@@ -86,13 +88,15 @@ Decode steps get longer with every resident token, so all requests there pay for
 
 def _usable(candidates: Iterable[Candidate], excluded: Collection[Key]) -> list[Candidate]:
     """Those that may be tried, the best health only."""
-    left = [c for c in candidates if c.health <= Health.SUSPECT and c.key not in excluded]
-    best = min((c.health for c in left), default=Health.READY)
-    return [c for c in left if c.health == best]
+    suspect = Health.SUSPECT
+    left = [c for c in candidates if c.health <= suspect and not (excluded and c.key in excluded)]
+    return [c for c in left if c.health < suspect] or left
 
 
 def _rotate(ties: Sequence[Candidate], turn: int) -> Candidate:
-    ordered = sorted(ties, key=lambda c: c.name)
+    if len(ties) == 1:
+        return ties[0]
+    ordered = sorted(ties, key=_NAME)
     return ordered[turn % len(ordered)]
 
 
@@ -108,7 +112,9 @@ def prefill_seconds(candidate: Candidate, prompt_tokens: int, velocity: float) -
 def known_velocity(candidates: Iterable[Candidate]) -> float | None:
     """The median of those that have measured one, tokens a second; it stands in for those that have not."""
     known = [c.velocity for c in candidates if c.velocity > 0]
-    return statistics.median(known) if known else None
+    if not known or min(known) == max(known):
+        return known[0] if known else None
+    return statistics.median(known)
 
 
 def pick_prefill(
@@ -123,14 +129,16 @@ def pick_prefill(
     if not usable:
         return None
     velocity = known_velocity(usable) or 1.0
-    score = {c.name: prefill_seconds(c, prompt_tokens, velocity) for c in usable}
-    best = min(score.values())
+    scores = [prefill_seconds(c, prompt_tokens, velocity) for c in usable]
+    best = min(scores)
     limit = best + max(TIE_SECONDS, TIE_SHARE * best)
-    return _rotate(_most_cached([c for c in usable if score[c.name] <= limit]), turn)
+    return _rotate(_most_cached([c for c, score in zip(usable, scores, strict=True) if score <= limit]), turn)
 
 
-def _most_cached(ties: Sequence[Candidate]) -> list[Candidate]:
+def _most_cached(ties: list[Candidate]) -> list[Candidate]:
     """Those with the longest cached beginning, give or take a block."""
+    if len(ties) == 1:
+        return ties
     most = max(c.cached_tokens for c in ties)
     return [c for c in ties if c.cached_tokens > most - c.block_size]
 
@@ -141,13 +149,14 @@ def decode_load(candidate: Candidate, tokens: int) -> tuple[bool, float]:
     How full is the larger of batch over its cap and KV in use over the pool, plus the resident tokens' share, which is
     what a decode step's time grows with.
     """
-    blocks = -(-tokens // candidate.block_size)
-    total = max(candidate.total_blocks, 1)
-    crowded = candidate.free_blocks < blocks or 0 < candidate.max_running <= candidate.running
-    batch = candidate.running / candidate.max_running if candidate.max_running else 0.0
-    used = 1.0 - candidate.free_blocks / total if candidate.total_blocks else 0.0
-    resident = candidate.resident_tokens / (total * candidate.block_size) if candidate.total_blocks else 0.0
-    return crowded, max(batch, used) + resident
+    block_size, total, free = candidate.block_size, candidate.total_blocks, candidate.free_blocks
+    running, most = candidate.running, candidate.max_running
+    crowded = free * block_size < tokens or 0 < most <= running
+    batch = running / most if most else 0.0
+    if not total:
+        return crowded, batch
+    used = 1.0 - free / total
+    return crowded, (batch if batch > used else used) + candidate.resident_tokens / (total * block_size)
 
 
 def pick_decode(
@@ -164,12 +173,17 @@ def pick_decode(
     usable = _usable((c for c in candidates if compat_hash is None or c.compat_hash == compat_hash), excluded)
     if not usable:
         return None
-    score = {c.name: decode_load(c, tokens) for c in usable}
-    crowded, load = min(score.values())
-    roomy = [c for c in usable if score[c.name][0] == crowded]
-    near = [c for c in roomy if c.cached_tokens and score[c.name][1] <= load + CACHED_SLACK]
-    ties = near or [c for c in roomy if score[c.name][1] <= load * (1 + TIE_SHARE) + 1e-9]
-    return _rotate(_most_cached(ties), turn)
+    loads = [decode_load(c, tokens) for c in usable]
+    crowded, load = min(loads)
+    limit = load * (1 + TIE_SHARE) + 1e-9
+    near, ties = [], []
+    for candidate, (full, other) in zip(usable, loads, strict=True):
+        if full == crowded:
+            if candidate.cached_tokens and other <= load + CACHED_SLACK:
+                near.append(candidate)
+            if other <= limit:
+                ties.append(candidate)
+    return _rotate(_most_cached(near or ties), turn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,8 @@ class FastWorker(WorkerBase):
             self._stretch = Stretch(self.model, self._batch, self._resident)
             steps = self._decodes[0][0] - self._step
             room = (self._capacity - self._used()) // self._batch
-            self._steps = max(1, min(steps, room))
+            steps = steps if steps < room else room
+            self._steps = steps if steps > 1 else 1
             duration = 0.0
         else:
             return
@@ -368,7 +369,8 @@ class FastWorker(WorkerBase):
 
     @property
     def in_flight(self) -> int:
-        return self.decoding + len(self._prompts) + len(self._waiting) + self._held
+        joining = len(self._joining) + len(self._pulling)
+        return self._batch + joining + len(self._prompts) + len(self._waiting) + self._held
 
     @property
     def decoding(self) -> int:
@@ -384,4 +386,5 @@ class FastWorker(WorkerBase):
 
     @property
     def free_tokens(self) -> int:
-        return max(0, self._capacity - self._used() - self._batch * self._accounted)
+        free = self._capacity - self._used() - self._batch * self._accounted
+        return free if free > 0 else 0

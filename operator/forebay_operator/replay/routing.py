@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -15,6 +16,8 @@ from forebay_operator.api.labels import Pool
 from forebay_operator.replay.worker import Worker, WorkerShape, mixed_chunk
 from forebay_router import gear
 from forebay_router.choice import Candidate, Health, pick_any, pick_decode, pick_prefill
+
+_READY: Final = Health.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +31,21 @@ class Routing:
 
     def candidate(self, worker: Worker, role: Pool | None, velocity: float) -> Candidate:
         block = self.shape.block_size
+        # By position, which takes half the time: two of each worker are made for every request of a replay.
         return Candidate(
-            name=str(worker.index),
-            engine_id="",
-            role=role,
-            health=Health.READY,
-            queued_tokens=worker.queued_tokens,
-            velocity=velocity,
-            running=worker.in_flight,
-            max_running=self.shape.max_running,
-            resident_tokens=worker.resident_tokens,
-            free_blocks=worker.free_tokens // block,
-            total_blocks=self.model.kv_capacity_tokens // block,
-            block_size=block,
+            worker.name,
+            "",
+            role,
+            _READY,
+            "",
+            worker.queued_tokens,
+            velocity,
+            worker.in_flight,
+            self.shape.max_running,
+            worker.resident_tokens,
+            worker.free_tokens // block,
+            self.model.kv_capacity_tokens // block,
+            block,
         )
 
     def prefill(

@@ -31,13 +31,13 @@ class WorkerShape:
 class Gaps:
     """Times between tokens, in buckets 2 % wide, over all requests."""
 
-    WIDTH = math.log(1.02)
+    PER_BUCKET = 1 / math.log(1.02)
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
 
     def add(self, seconds: float, count: int) -> None:
-        bucket = round(math.log(max(seconds, 1e-6)) / self.WIDTH)
+        bucket = round(math.log(seconds if seconds > 1e-6 else 1e-6) * self.PER_BUCKET)
         self.counts[bucket] = self.counts.get(bucket, 0) + count
 
     def percentile(self, share: float) -> float:
@@ -46,7 +46,7 @@ class Gaps:
         for bucket in sorted(self.counts):
             rank -= self.counts[bucket]
             if rank <= 0:
-                return math.exp(bucket * self.WIDTH)
+                return math.exp(bucket / self.PER_BUCKET)
         return 0.0
 
 
@@ -71,6 +71,7 @@ class Worker(Protocol):
     """A worker that steps in virtual time. Every method takes the time; none may be called with an earlier one."""
 
     index: int
+    name: str
 
     def submit(self, job: Job, now: float, *, hold: bool, placed: bool = False) -> bool:
         """A prompt to compute; with `hold` its decode runs elsewhere. False: the waiting line is full (a 429).
@@ -149,6 +150,7 @@ class WorkerBase:
     def __init__(self, index: int, model: PerfModel, shape: WorkerShape, slow_gap: float, listener: Listener) -> None:
         """`slow_gap`: gaps between tokens longer than this many seconds are counted per request."""
         self.index = index
+        self.name = str(index)
         self.model = model
         self.shape = shape
         self.slow_gap = slow_gap
