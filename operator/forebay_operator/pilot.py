@@ -317,6 +317,7 @@ def without_windows(memory: Memory) -> Memory:
     kept = memory.next()
     kept.started_at, kept.seen_at, kept.confirming, kept.move_started = None, -1.0, 0, -1.0
     kept.arrivals, kept.totals, kept.workers = [], [], {}
+    kept.look, kept.unrolled_seconds = None, 0.0
     kept.size = kept.size.durable()
     return kept
 

@@ -12,7 +12,7 @@ from forebay_operator.api.labels import Pool
 from forebay_operator.decide import reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import SHORT_SECONDS, WINDOW_SECONDS, Estimate, absorb, estimate
-from forebay_operator.decide.memory import Memory, Moved
+from forebay_operator.decide.memory import Look, Memory, Moved
 from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
 from forebay_operator.decide.regime import lasted
 from forebay_operator.decide.size import sized
@@ -127,14 +127,43 @@ class _Call:
         self.seen = seen
         if self.policy.ttft_seconds is None or self.policy.tpot_seconds is None:
             return self._by_demand(seen)
+        memory.unrolled_seconds += elapsed
+        look = memory.look
+        if look is not None and look.target == self.before and not lasted(look.at, self.observation.taken_at):
+            return self._between_looks(look, seen)
         serving = Split(
             max(1, len(self.observation.serving("prefill"))), max(1, len(self.observation.serving("decode")))
         )
         splits = self._candidates(feasible(self.policy.bounds, self.before.total), seen)
-        found = valued(elapsed, now, serving, self.before, splits, seen, self.policy, memory)
+        found = valued(memory.unrolled_seconds, now, serving, self.before, splits, seen, self.policy, memory)
+        memory.unrolled_seconds = 0.0
         self.options = found.options
         self._note_inputs(seen, found)
-        return self._choose(found, seen)
+        decision = self._choose(found, seen)
+        memory.look = self._looked(decision) if decision.target == self.before else None
+        return decision
+
+    def _looked(self, decision: Decision) -> Look:
+        options = [((*option.split,), option.cost, option.gain) for option in decision.options]
+        return Look(
+            self.observation.taken_at,
+            (*self.before,),
+            decision.reason,
+            decision.message,
+            decision.limited_by,
+            dict(decision.inputs),
+            options,
+        )
+
+    def _between_looks(self, look: Look, seen: Estimate) -> Decision:
+        """All splits are rolled out once a tick; meanwhile only who starves is seen to."""
+        rescued = self._rescue(seen)
+        if rescued is not None:
+            self.memory.confirming = 0
+            return rescued
+        self.inputs = dict(look.inputs)
+        self.options = tuple(Option(Split(*split), cost, gain) for split, cost, gain in look.options)
+        return self._hold(look.reason, look.message, look.limited_by)
 
     def _candidates(self, splits: list[Split], seen: Estimate) -> list[Split]:
         """All splits of a small model; of a large one those around the present split and the one demand asks for."""
@@ -190,21 +219,12 @@ class _Call:
             memory.confirming, memory.confirming_at = (1 if step > 0 else -1), self.now
         return lasted(memory.confirming_at, self.now)
 
-    @property
-    def _between_ticks(self) -> bool:
-        """Gains are looked at once a tick: called each second, the law would else be stiller than in a replay."""
-        return bool(self.memory.gains) and not lasted(self.memory.gains_at, self.now)
-
     def _unconfirm(self) -> None:
-        if not self._between_ticks:
-            self.memory.confirming, self.memory.gains = 0, {}
+        self.memory.confirming, self.memory.gains = 0, {}
 
     def _agreed(self, options: list[Option], bar: float) -> Option | None:
         """A slow gear moves where every observation saw a gain, until one that shares no arrival with the first."""
         memory = self.memory
-        if self._between_ticks:
-            return None
-        memory.gains_at = self.now
         gains = {str(option.split.prefill): option.gain for option in options}
         least = {key: min(gain, memory.gains[key]) for key, gain in gains.items() if key in memory.gains}
         if max(least.values(), default=-math.inf) < bar:
@@ -410,6 +430,7 @@ class _Call:
         memory = self.memory
         memory.totals, memory.workers, memory.arrivals = [], {}, []
         memory.started_at, memory.output, memory.confirming = None, 0.0, 0
+        memory.look, memory.unrolled_seconds = None, 0.0
 
     def _note_moves(self) -> None:
         """Learn how long a move takes, and stop waiting for one that never ends."""

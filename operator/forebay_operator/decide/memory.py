@@ -155,6 +155,21 @@ class Before(msgspec.Struct, frozen=True):
         return Before(memory.traffic, shares)
 
 
+class Look(msgspec.Struct, frozen=True, array_like=True):
+    """What the last look at all splits found where it moved nothing: said again until the next one."""
+
+    at: float
+    """`taken_at` of its observation."""
+
+    target: tuple[int, int]
+    reason: str
+    message: str
+    limited_by: tuple[str, ...]
+    inputs: dict[str, float]
+    options: list[tuple[tuple[int, int], float, float]]
+    """Option's fields."""
+
+
 class WorkerTotals(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int
     prefill_seconds: float
@@ -247,11 +262,14 @@ class Memory(msgspec.Struct):
     gains: dict[str, float] = {}
     """Slow gears: the least gain of each split since `confirming_at`, by prefill workers."""
 
-    gains_at: float = -1.0
-    """When they were looked at last."""
-
     confirming_at: float = 0.0
     """Since when."""
+
+    look: Look | None = None
+    """None: the next look rolls every split out."""
+
+    unrolled_seconds: float = 0.0
+    """Whose arrivals no split's shadow has seen yet."""
 
     move_started: float = -1.0
     move_seconds: list[float] = []

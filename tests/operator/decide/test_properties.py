@@ -129,7 +129,7 @@ test_more_prefill_demand_never_does_for_long = pytest.mark.timeout(3600)(
 )
 
 
-@pytest.mark.xfail(reason="of two splits with nearly the same gain the one with fewer prefill workers is taken")
+@pytest.mark.xfail(reason="where every split misses much, the price of the move itself decides between them")
 @pytest.mark.parametrize(
     "case", [(91, 424, 749, 2.0, 120.0), (43, 3524, 47, 2.735, 30.0), (61, 2570, 127, 1.389, 120.0)]
 )
