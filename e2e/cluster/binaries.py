@@ -42,7 +42,6 @@ PROGRAMS: Final[dict[str, dict[str, str]]] = {
     "addons": {
         "coredns": "./coredns",
         "helm": "helm.sh/helm/v4/cmd/helm",
-        "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     },
 }
 """By module, the package of each program. Never built with the `tools` tag: that file only pins them."""
