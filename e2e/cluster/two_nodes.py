@@ -163,17 +163,17 @@ def signal_process(state: State, where: str, name: str, number: signal.Signals) 
     os.kill(found, number)
 
 
-def kill_containers(uid: str) -> list[int]:
-    """SIGKILL to the processes of the pod with that uid; its pause container, and so the pod, stays. Their ids."""
-    mark, killed = f"/pod{uid}/", []
+def signal_containers(uid: str, number: signal.Signals) -> list[int]:
+    """To the processes of the pod with that uid; its pause container, and so the pod, is left out. Their ids."""
+    mark, found = f"/pod{uid}/", []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             if mark in (entry / "cgroup").read_text() and processes.program(int(entry.name)) != "pause":
-                os.kill(int(entry.name), signal.SIGKILL)
-                killed.append(int(entry.name))
-    return killed
+                os.kill(int(entry.name), number)
+                found.append(int(entry.name))
+    return found
 
 
 def stop_follower(state: State, name: str) -> None:

@@ -180,7 +180,7 @@ async def kill_router(scene: Scene) -> None:
 async def _kill(scene: Scene, pod: dict[str, Any]) -> None:
     """SIGKILL to its processes. It is replaced too: containers that start anew in one pod wait longer each time."""
     meta = pod["metadata"]
-    await asyncio.to_thread(two_nodes.kill_containers, meta["uid"])
+    await asyncio.to_thread(two_nodes.signal_containers, meta["uid"], signal.SIGKILL)
     # The deletion alone would let it end in order.
     words = (
         "-n",

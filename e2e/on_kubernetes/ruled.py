@@ -1,0 +1,64 @@
+"""A model whose ratio the rescaling law decides: what it remembers, what is asked of it, and what people see of it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from bench.checkpoint import after_an_hour
+
+from e2e.cluster.providers import tool
+from e2e.on_kubernetes.conftest import KubernetesSite
+from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
+from forebay_operator import kube as k
+from forebay_operator.rescaler import LAW, write_checkpoint
+
+START: Final = (1, 3)
+DECODE_HEAVY: Final = {"rate": 1.5, "fresh": 600, "tokens": 150}
+"""A fifth of a prefill worker of `slow` workers, and half a decode worker: less than what is there at 1:3."""
+
+SPEC: Final[dict[str, Any]] = {
+    # The router's own gear would take the prompts to decode workers, whatever their role.
+    "router": {"replicas": 1, "convertible": "Never"},
+    "objectives": {"timeToFirstTokenMilliseconds": 1000, "timePerOutputTokenMilliseconds": 60},
+}
+
+
+@contextmanager
+def watched(deployed: Deployed, name: str) -> Iterator[list[str]]:
+    """Ratios as `kubectl get dm -w` prints them, each once while it stays."""
+    command = [tool("kubectl"), f"--kubeconfig={deployed.cluster.kubeconfig}", "-n", NAMESPACE, "get", "dm", name, "-w"]
+    seen: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        reading = threading.Thread(target=_read, args=(process, seen))
+        reading.start()
+        try:
+            yield seen
+        finally:
+            process.kill()
+            reading.join(10)
+
+
+def _read(process: subprocess.Popen[str], seen: list[str]) -> None:
+    assert process.stdout is not None
+    # What stands before it is never empty.
+    column = process.stdout.readline().split().index("RATIO")
+    for line in process.stdout:
+        ratio = line.split()[column]
+        if seen[-1:] != [ratio]:
+            seen.append(ratio)
+
+
+async def remember(site: KubernetesSite, start: tuple[int, int]) -> None:
+    """As after an hour of service and a quiet minute: what an operator would have recorded for the next one.
+
+    Speed is learnt from workers that have run for half a minute, and the law's windows are a minute long.
+    """
+    known = after_an_hour("slow", start, time.time(), requests=1, prompt_tokens=60, output=40.0)
+    law = write_checkpoint(known)
+    status = {"status": {"memory": {LAW: law}}}
+    await site.kube.merge(k.MODELS, site.namespace, site.name, status, subresource="status")

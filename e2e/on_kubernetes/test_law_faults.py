@@ -1,0 +1,116 @@
+"""What goes wrong around the rescaling law on a cluster: a condition names it, the ratio stays, streams go on, and it
+clears by itself once it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+from e2e.cluster import two_nodes
+from e2e.on_kubernetes.conftest import KubernetesSite, site_of
+from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
+from e2e.on_kubernetes.ruled import DECODE_HEAVY, SPEC, START, remember, watched
+from e2e.on_kubernetes.scene import Scene, model
+from forebay_operator import kube as k
+from forebay_operator.decide import reasons
+
+NAME: Final = "faulted"
+TOLD_SECONDS: Final = 90.0
+"""An autoscaler writes each 15 s, and is told of once it has written thrice."""
+
+CLEAR_SECONDS: Final = 120.0
+HELD: Final = (reasons.BALANCED, reasons.BETTER_SPLIT)
+NOWHERE: Final = "http://prometheus.nowhere.svc:9090"
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+async def site(deployed: Deployed) -> AsyncIterator[KubernetesSite]:
+    async for made in site_of(deployed, NAME):
+        try:
+            yield made
+        finally:
+            await made.stop_traffic()
+            deployed.kubectl("-n", NAMESPACE, "delete", "dm", NAME, "--ignore-not-found", seconds=120)
+
+
+async def _condition(site: KubernetesSite, kind: str) -> tuple[str, str]:
+    """Its status and message."""
+    held = (await site.model())["status"].get("conditions", [])
+    found: dict[str, Any] = next((c for c in held if c["type"] == kind), {})
+    return found.get("status", ""), found.get("message", "")
+
+
+async def _told(site: KubernetesSite, kind: str, status: str, words: str = "", seconds: float = TOLD_SECONDS) -> float:
+    async def told() -> bool:
+        is_, message = await _condition(site, kind)
+        return is_ == status and words in message
+
+    return await site.until(f"{kind} {status} with {words!r}", told, seconds)
+
+
+async def test_faults_around_the_law_move_nothing_and_clear(deployed: Deployed, site: KubernetesSite) -> None:
+    if not deployed.cluster.built_here:
+        pytest.skip("stops a worker's processes: needs the two nodes built here")
+    scene = Scene(deployed, site)
+    await site.apply(model(*START, **SPEC))
+    await scene.serves(*START)
+    answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
+    assert answer["status"] == 200, answer
+    await site.start_traffic(streams=60, **DECODE_HEAVY)
+    await remember(site, START)
+    await site.apply(model(*START, **SPEC, scaling={"mode": "Auto"}))
+
+    async def judged() -> bool:
+        return ((await site.model())["status"].get("decision") or {}).get("reason") in HELD
+
+    await site.until("the law to judge the split", judged, CLEAR_SECONDS)
+    seconds: dict[str, tuple[float, float]] = {}
+    with watched(deployed, NAME) as ratios:
+        prometheus = {"mode": "Auto", "metrics": {"source": "Prometheus", "url": NOWHERE}}
+        await site.apply(model(*START, **SPEC, scaling=prometheus))
+        told = await _told(site, "MetricsAvailable", "False", "prometheus.nowhere")
+        await site.apply(model(*START, **SPEC, scaling={"mode": "Auto"}))
+        seconds["Prometheus away"] = told, await _told(site, "MetricsAvailable", "True", seconds=CLEAR_SECONDS)
+
+        pod = (await site.pods(role="decode"))[0]
+        with _stopped(pod["metadata"]["uid"]):
+            told = await _told(site, "PoolsAvailable", "False")
+        seconds["a worker stands still"] = told, await scene.serves(*START, seconds=CLEAR_SECONDS)
+
+        (deployment,) = [
+            each["metadata"]["name"]
+            for each in await site.kube.list(k.DEPLOYMENTS, NAMESPACE, selector=f"forebay.dev/model={NAME}")
+            if "-decode-" in each["metadata"]["name"]
+        ]
+        autoscaler = ("-n", NAMESPACE, "autoscale", "deployment", deployment, f"--name={NAME}", "--min=5", "--max=6")
+        await asyncio.to_thread(deployed.kubectl, *autoscaler, "--cpu-percent=80")
+        try:
+            told = await _told(site, "ForeignWriter", "True", deployment, CLEAR_SECONDS)
+        finally:
+            await asyncio.to_thread(deployed.kubectl, "-n", NAMESPACE, "delete", "hpa", NAME, "--ignore-not-found")
+        cleared = await _told(site, "ForeignWriter", "False", seconds=3 * CLEAR_SECONDS)
+        seconds["an autoscaler on a child"] = told, cleared + await scene.serves(*START, seconds=CLEAR_SECONDS)
+        seen = list(ratios)
+    streams = await scene.settled_traffic()
+    for name, (told, cleared) in seconds.items():
+        print(f"\n{name}: told after {told:.0f} s, well {cleared:.0f} s after its end", end="")
+    print(f"\nkubectl get dm -w: {' -> '.join(seen)}; {streams['count']} streams, begun late {streams['late']}")
+    assert (streams["lost"], streams["wrong"], streams["cut"]) == (0, 0, 0), streams
+    moves = [d for d in (await site.model())["status"].get("decisions", []) if d.get("from") != d.get("to")]
+    assert moves == [], "no fault is a reason to change the ratio"
+
+
+@contextmanager
+def _stopped(uid: str) -> Iterator[None]:
+    assert two_nodes.signal_containers(uid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        two_nodes.signal_containers(uid, signal.SIGCONT)
