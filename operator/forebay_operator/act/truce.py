@@ -26,7 +26,7 @@ class Writer:
 
     manager: str
     write: str
-    """What tells this write from its next one: its time, or the version that was found."""
+    """What tells this write from its next one: its time, or the generation or version that was found."""
 
 
 @dataclass(slots=True)
@@ -91,6 +91,8 @@ class Truce:
 def writers_of(live: Mapping[str, Any], path: tuple[str, ...]) -> tuple[Writer, ...]:
     """Managers but ours that own the field at `path`, by whatever way they wrote it (the scale subresource too)."""
     found: list[Writer] = []
+    # The API server gives no time to an entry of the scale subresource whose value was ours too, for a while.
+    generation = f"generation {live['metadata'].get('generation')}"
     for entry in live["metadata"].get("managedFields") or []:
         if entry.get("manager") == FIELD_MANAGER or entry.get("subresource") == "status":
             continue
@@ -98,5 +100,5 @@ def writers_of(live: Mapping[str, Any], path: tuple[str, ...]) -> tuple[Writer, 
         for step in path:
             fields = fields.get(f"f:{step}") if isinstance(fields, Mapping) else None
         if fields is not None:
-            found.append(Writer(str(entry.get("manager")), str(entry.get("time"))))
+            found.append(Writer(str(entry.get("manager")), str(entry.get("time") or generation)))
     return tuple(found)

@@ -156,6 +156,46 @@ async def test_a_child_that_kubectl_scales_is_put_back(site: Site) -> None:
         await site.until("two again, by drains", back, 60.0)
 
 
+async def test_an_autoscaler_on_a_child_is_not_fought(site: Site) -> None:
+    """As an HPA with minReplicas 5 does it: it looks often, and writes whenever it finds fewer. While our count is the
+    same as its own, the real server keeps no time of its write."""
+    async with site.operator():
+        await site.apply(simulated_model(1, 3))
+        await site.until("settled", site.is_settled)
+        deployments = await site.kube.list(k.DEPLOYMENTS, site.namespace, selector=f"{labels.POOL}=decode")
+        name = deployments[0]["metadata"]["name"]
+        writes = 0
+
+        async def autoscaled() -> int:
+            nonlocal writes
+            live = await site.kube.get(k.DEPLOYMENTS, site.namespace, name)
+            if live["spec"]["replicas"] < 5:
+                writes += 1
+                await site.kube._request(
+                    "patch", "PATCH", k.DEPLOYMENTS, site.namespace, name, subresource="scale",
+                    query={"fieldManager": "kube-controller-manager"}, body={"spec": {"replicas": 5}},
+                    content_type="application/merge-patch+json",
+                )  # fmt: skip
+            return int(live["spec"]["replicas"])
+
+        async def told() -> bool:
+            await autoscaled()
+            conditions = {c["type"]: c for c in (await site.model())["status"]["conditions"]}
+            told: Object = conditions["ForeignWriter"]
+            return told["status"] == "True" and f"Deployment {name}: spec.replicas" in told["message"]
+
+        await site.until("told", told, 60.0)
+        # What was under way when it was told of may end.
+        await site.until("nothing is under way", site.is_settled, 60.0)
+        before = writes
+
+        async def left() -> bool:
+            return await autoscaled() == 5 and sum((await site.roles()).values()) == 6
+
+        await site.until("five decode workers serve", left, 60.0)
+        assert writes - before <= 1, "it gets its way"
+
+
 async def _at_rest(site: Site) -> None:
     """Until nothing else is written for two renewals of the Lease."""
     seen, since = -1, 0
