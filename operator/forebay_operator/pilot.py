@@ -14,9 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
+from forebay_operator.calibrate.believed import MAX_BATCH, digest, read_speeds
 from forebay_operator.decide import Decision, Memory, Policy, Sizing, Split, Workers, decide, reasons
 from forebay_operator.decide.check import unfit
-from forebay_operator.decide.estimate import absorb
+from forebay_operator.decide.estimate import absorb, step_seconds
 from forebay_operator.decide.size_rules import BACK_OFF_MOST
 from forebay_operator.homes import STARTS, Homes, StartUps, growth_of, resized
 from forebay_operator.observe.fits import Capacity
@@ -83,12 +84,16 @@ class Checkpoint(msgspec.Struct):
     starts: list[float] = []
     """Seconds that the last workers took from wanted to ready, newest last."""
 
+    began_with: str = ""
+    """digest() of the performance model that the law started from; empty: it started from none."""
+
 
 class Pilot:
     def __init__(self, checkpoint: Checkpoint | None = None, *, now: float) -> None:
         held = checkpoint or Checkpoint()
         self.memory = _restore(held.memory, now)
         self.believed = _workers(held.believed)
+        self.began_with = held.began_with
         self.told: Decision | None = None
         self.history: list[Decision] = []
         """Told before, newest first."""
@@ -105,6 +110,22 @@ class Pilot:
         self._saved: tuple[float, ...] = ()
         self.totals = held.totals or Totals()
         """Of the last observation, for an observer that goes on counting."""
+
+    def start_from(self, spec: DisaggregatedModelSpec, capacity: Capacity) -> None:
+        """Before each look: spec.scaling.performanceModel, where it is another than the law started from, takes the
+        place of all that was learnt, in `capacity` too. A text that can't be read changes nothing.
+        """
+        text = spec.scaling.performance_model
+        if text is None or digest(text) == self.began_with:
+            return
+        try:
+            speeds = read_speeds(text, spec.engine.max_running_requests or MAX_BATCH)
+        except ValueError:
+            return
+        self.began_with, self.believed = digest(text), speeds
+        capacity.start_from(speeds)
+        self.memory = self.memory.next()
+        self._forget_corrections()
 
     def rule(
         self,
@@ -261,7 +282,8 @@ class Pilot:
     def checkpoint(self, capacity: Capacity, *, windows: bool) -> Checkpoint:
         """`windows`: with the last minutes' figures, for a restart within RESUME_SECONDS."""
         memory = self.memory if windows else without_windows(self.memory)
-        return Checkpoint(memory.dump(), capacity.copy(), _finite(self.believed), self.totals, list(self.starts))
+        believed, starts = _finite(self.believed), list(self.starts)
+        return Checkpoint(memory.dump(), capacity.copy(), believed, self.totals, starts, self.began_with)
 
     def checkpoint_due(self, now: float) -> bool:
         """Whether soft memory is worth writing: at most each minute, when a figure moved by a tenth. True notes it."""
@@ -351,8 +373,7 @@ def _workers(saved: Mapping[str, float]) -> Workers | None:
 
 def _step(workers: Workers, batch: float) -> float:
     """A decode step at a usual context."""
-    resident = 1000.0 * batch
-    return workers.weights_seconds + workers.sequence_seconds * batch + workers.resident_seconds * resident
+    return step_seconds(workers, batch, 1000.0 * batch)
 
 
 def _differs(old: Any, new: Any, share: float) -> bool:

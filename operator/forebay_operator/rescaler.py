@@ -221,6 +221,7 @@ class Rescaler:
         observed = await source.observe(held.fleet)
         now, pilot = self._clock(), held.pilot
         told, flaps = pilot.told, pilot.flaps
+        pilot.start_from(held.spec, source.capacity)
         in_force, homes = held.pending or held.target, held.homes
         if homes is not None and held.pending_homes is not None:
             homes = homes.ordered(held.pending_homes)

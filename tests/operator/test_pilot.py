@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from forebay_engine.perf import load
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec, Objectives
+from forebay_operator.calibrate.believed import read_speeds
 from forebay_operator.decide import Memory, Split, Workers, reasons
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.traffic import Arrivals, Health, Observation, Signal, WorkerLoad
@@ -16,6 +18,8 @@ from forebay_operator.policy import law_policy
 
 WORKERS = Workers(5000.0, 0.02, 0.0, 16_384, sequence_seconds=0.0005, max_batch=64)
 START = 1_800_000_000.0
+FILE = msgspec.json.encode(load("slow")).decode()
+OTHER = msgspec.json.encode(load("h100-llama-8b")).decode()
 
 
 def spec(mode: str = "Auto", ttft: int = 1000, tpot: int = 40, **scaling: Any) -> DisaggregatedModelSpec:
@@ -32,6 +36,12 @@ def spec(mode: str = "Auto", ttft: int = 1000, tpot: int = 40, **scaling: Any) -
     )
 
 
+def restarted(life: Life, *, windows: bool = False) -> Checkpoint:
+    """Through JSON, as status and the state folder keep it."""
+    made = life.pilot.checkpoint(life.capacity, windows=windows)
+    return msgspec.json.decode(msgspec.json.encode(made), type=Checkpoint)
+
+
 class Life:
     """A pilot, its traffic and its targets, one look a second."""
 
@@ -44,6 +54,7 @@ class Life:
         self.told: list[str] = []
         self.moves: list[Split] = []
         self.learnt: Workers | None = WORKERS
+        self.capacity = Capacity([5000.0])
 
     def look(self, prompts: int = 4, tokens: int = 500, queued: int = 0, bad: Signal | None = None) -> None:
         self.now += 1
@@ -64,6 +75,7 @@ class Life:
             signals=(bad,) if bad else (),
         )
         before = self.pilot.told
+        self.pilot.start_from(self.spec, self.capacity)
         ruling = self.pilot.rule(observed, self.spec, self.target, self.learnt, self.now)
         if ruling.move is not None:
             self.moves.append(ruling.move)
@@ -188,17 +200,55 @@ class TestBelief:
         assert life.pilot.memory.decode_samples == []
 
 
-class TestRestart:
-    def checkpoint(self, life: Life, *, windows: bool) -> Checkpoint:
-        """Through JSON, as status and the state folder keep it."""
-        made = life.pilot.checkpoint(Capacity([5000.0]), windows=windows)
-        return msgspec.json.decode(msgspec.json.encode(made), type=Checkpoint)
+class TestPerformanceModel:
+    def begun(self, text: str = FILE, checkpoint: Checkpoint | None = None, at: float = START) -> Life:
+        life = Life(spec(performanceModel=text), checkpoint, at)
+        life.learnt = None
+        return life
 
+    def test_the_law_starts_from_it(self) -> None:
+        life = self.begun()
+        life.calm(65)
+        assert life.pilot.believed == read_speeds(FILE)
+        assert reasons.WARMING_UP not in life.told[1:]
+        life.surge(5)
+        assert life.moves, "no worker has been measured"
+
+    def test_what_is_learnt_takes_its_place_and_outlasts_a_restart(self) -> None:
+        life = self.begun().calm(5)
+        life.learnt = WORKERS
+        life.look()
+        assert life.pilot.believed == WORKERS
+        life.capacity.velocities = [5000.0]
+        again = self.begun(FILE + "\n", restarted(life), life.now).calm(5)
+        assert again.pilot.believed == WORKERS
+        assert again.capacity.velocities == [5000.0]
+
+    @pytest.mark.parametrize("before", [FILE, None])
+    def test_another_text_starts_anew(self, before: str | None) -> None:
+        life = Life(spec() if before is None else spec(performanceModel=before)).calm(5)
+        life.pilot.memory.decode_samples = [1.1]
+        again = self.begun(OTHER, restarted(life), life.now)
+        again.look()
+        assert again.pilot.believed == read_speeds(OTHER)
+        assert again.capacity.velocities == []
+        assert again.pilot.memory.decode_samples == []
+
+    @pytest.mark.parametrize("after", ["{", None])
+    def test_one_that_is_taken_out_or_cannot_be_read_changes_nothing(self, after: str | None) -> None:
+        life = self.begun().calm(5)
+        life.spec = spec() if after is None else spec(performanceModel=after)
+        life.look()
+        assert life.pilot.believed == read_speeds(FILE)
+        assert Life(life.spec).calm(5).pilot.believed == WORKERS
+
+
+class TestRestart:
     def test_it_holds_until_its_windows_are_full(self) -> None:
         """In the middle of a surge: the move may come late, and no other comes instead."""
         life = Life(spec()).calm()
         life.surge(2)
-        again = Life(spec(), self.checkpoint(life, windows=False), at=life.now)
+        again = Life(spec(), restarted(life, windows=False), at=life.now)
         assert again.pilot.believed == WORKERS, "what takes long to learn is not lost"
         again.surge(50)
         assert again.moves == []
@@ -207,14 +257,14 @@ class TestRestart:
 
     def test_soon_enough_nothing_is_lost(self) -> None:
         life = Life(spec()).calm()
-        again = Life(spec(), self.checkpoint(life, windows=True), at=life.now + 2)
+        again = Life(spec(), restarted(life, windows=True), at=life.now + 2)
         again.finished = life.finished
         again.surge(5)
         assert again.moves
 
     def test_too_late_the_windows_are_not_believed(self) -> None:
         life = Life(spec()).calm()
-        again = Life(spec(), self.checkpoint(life, windows=True), at=life.now + RESUME_SECONDS + 1)
+        again = Life(spec(), restarted(life, windows=True), at=life.now + RESUME_SECONDS + 1)
         again.surge(10)
         assert again.moves == []
 
@@ -224,7 +274,7 @@ class TestRestart:
         life = Life(spec()).calm()
         life.surge(5)
         moved = len(life.moves)
-        again = Life(spec(), self.checkpoint(life, windows=True), at=life.now + skew)
+        again = Life(spec(), restarted(life, windows=True), at=life.now + skew)
         again.target = life.target
         assert all(m.at <= again.now for m in again.pilot.memory.moves)
         again.calm(80)

@@ -156,4 +156,8 @@ class Scaling(Strict):
     role_switching: Literal["Enabled", "Disabled"] = "Enabled"
     behavior: Behavior | None = None
     metrics: Metrics = Metrics()
+    performance_model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Text of a file that `forebay calibrate` wrote, as it is: the workers' speed that the law starts from. What it
+    learns of them takes its place; another text starts it anew."""
+
     pause: Literal["None", "All", "ScaleUp", "ScaleDown"] = "None"

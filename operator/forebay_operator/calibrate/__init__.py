@@ -1,1 +1,1 @@
-"""Measure running workers and write the performance model that replay and simulated workers start from."""
+"""Measure running workers and write the performance model that replay, the law and simulated workers start from."""

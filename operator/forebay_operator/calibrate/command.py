@@ -175,5 +175,5 @@ def _show(console: Console, path: Path, measured: Measured, fitted: Fit, left_ou
         console.print(f"not measured: {what}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"median error: prefill {fitted.prefill_error:.1%}, decode {fitted.decode_error:.1%}\n"
-        f"written to {path}; use it: forebay replay --perf {path} ..."
+        f"written to {path}; use it: forebay replay --perf {path} ..., or its text as spec.scaling.performanceModel"
     )

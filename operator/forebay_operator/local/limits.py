@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from forebay_operator.api.source import Scheme
 from forebay_operator.api.v1alpha1 import DisaggregatedModel
+from forebay_operator.calibrate.believed import read_speeds
 from forebay_operator.local.errors import InputError
 
 _IGNORED: tuple[tuple[str, str], ...] = (
@@ -65,6 +66,11 @@ def check_supported(model: DisaggregatedModel, *, api_keys_given: bool) -> None:
         raise InputError(
             "spec.router.apiKeysSecretRef names a Secret of a cluster; give the keys with --api-keys-file, one a line"
         )
+    if model.spec.scaling.performance_model is not None:
+        try:
+            read_speeds(model.spec.scaling.performance_model)
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
 
 def _is_set(model: BaseModel, path: str) -> bool:

@@ -100,6 +100,7 @@ class Rescaling:
         if self._ready_at is None and roles and all(member.ready for member in fleet.members):
             self._ready_at = now
         self.pilot.note_workers({member.name: member.ready for member in fleet.members}, now)
+        self.pilot.start_from(self._spec, self.source.capacity)
         ruling = self.pilot.rule(observed, self._spec, target, self.source.workers(), now, homes)
         if ruling.move is not None:
             self._carry_out(ruling.move, ruling.homes)

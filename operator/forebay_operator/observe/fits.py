@@ -6,6 +6,7 @@ An increment counts when its worker was warm, the same process and in the same r
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -87,8 +88,18 @@ class Capacity(msgspec.Struct):
     cells: dict[str, Cell] = {}
     """By batch and context on a logarithmic grid, newest last: a fit needs loads that differ, not many alike."""
 
+    prior: list[float] = []
+    """Seconds of a decode step that are fixed, per sequence and per resident token, by the file that the law started
+    from. Empty: there was none."""
+
     def copy(self) -> Capacity:
-        return Capacity(list(self.velocities), dict(self.cells))
+        return Capacity(list(self.velocities), dict(self.cells), list(self.prior))
+
+    def start_from(self, workers: Workers) -> None:
+        """Forget what was learnt. Until loads differ, a step's parts are in the proportion that `workers` has."""
+        fixed = workers.overhead_seconds + workers.weights_seconds
+        self.velocities, self.cells = [], {}
+        self.prior = [fixed, workers.sequence_seconds, workers.resident_seconds]
 
     def add(self, gone: Counters) -> None:
         if gone.prompt_tokens >= LEAST_PROMPT_TOKENS and gone.prompt_seconds > 0:
@@ -111,7 +122,7 @@ class Capacity(msgspec.Struct):
         """What the law needs to know of a worker; None until both phases have been measured."""
         if not self.velocities or not self.cells or kv_tokens <= 0:
             return None
-        fixed, sequence, resident = _fit(list(self.cells.values()))
+        fixed, sequence, resident = _fit(list(self.cells.values()), self.prior)
         return Workers(
             prefill_velocity=statistics.median(self.velocities),
             weights_seconds=fixed,
@@ -130,17 +141,20 @@ def _grid(value: float) -> int:
     return step
 
 
-def _fit(cells: list[Cell]) -> tuple[float, float, float]:
+def _fit(cells: list[Cell], believed: Sequence[float]) -> tuple[float, float, float]:
     """seconds = fixed + sequence * batch + resident * tokens, none below 0, by least squares of the relative errors.
 
     Batch and tokens go up and down together, and at one load the parts can't be told apart: a weak prior shares the
-    step out as HALF_BATCH says. Coordinate descent; the problem is convex.
+    step out as `believed` does, or else HALF_BATCH. Coordinate descent; the problem is convex.
     """
     batch = statistics.fmean(c.batch for c in cells)
     tokens = max(1.0, statistics.fmean(c.resident for c in cells))
     level = statistics.fmean(c.seconds for c in cells)
     own = batch / (batch + HALF_BATCH)
     prior = (1 - own, own / 2, own / 2)
+    if len(believed) == 3:
+        parts = (believed[0], believed[1] * batch, believed[2] * tokens)
+        prior = (parts[0] / sum(parts), parts[1] / sum(parts), parts[2] / sum(parts)) if sum(parts) > 0 else prior
     # In units of the means all three coefficients are shares of a mean step.
     rows = [
         (level / c.seconds, c.batch / batch * level / c.seconds, c.resident / tokens * level / c.seconds) for c in cells

@@ -17,7 +17,7 @@ from forebay_operator.api import labels
 from forebay_operator.kube import DEPLOYMENTS, NODES, PODS, REPLICA_SETS, Forbidden, Kube, Object
 from forebay_operator.observe import objects
 from forebay_operator.observe.load import Loads, Workers
-from forebay_operator.observe.problems import problems, transport_problems
+from forebay_operator.observe.problems import performance_model_problem, problems, transport_problems
 from forebay_operator.observe.references import missing, references
 from forebay_operator.observe.types import NodeView, Observation
 
@@ -120,6 +120,7 @@ class Gatherer:
                 *absent,
                 *problems(ours, sets, mine, self._wall()),
                 *transport_problems(model.get("spec") or {}, views),
+                *performance_model_problem(model),
             ),
         )
         return Gathered(observation, loads, {obj["metadata"]["name"]: dict(obj) for obj in ours}, tuple(addresses))

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from forebay_operator.api.labels import Pool
+from forebay_operator.api.labels import KIND, Pool
+from forebay_operator.calibrate.believed import read_speeds
 from forebay_operator.observe.objects import condition, is_ready, pool_of, unix_time
 from forebay_operator.observe.types import PodView, Problem, ProblemKind
 from forebay_operator.status.transport import is_worse
@@ -60,6 +61,20 @@ def transport_problems(spec: Mapping[str, Any], pods: Iterable[PodView]) -> tupl
             text = f"KV moves over {pod.load.transport}, and transfer.required asks for {asked}"
             found.setdefault(pod.pool, Problem(ProblemKind.TRANSPORT, f"Pod {pod.name}", text, pod.pool))
     return tuple(found.values())
+
+
+def performance_model_problem(model: Object) -> tuple[Problem, ...]:
+    """A spec.scaling.performanceModel that can't be read: serving and the law go on without it."""
+    text = ((model.get("spec") or {}).get("scaling") or {}).get("performanceModel")
+    if not isinstance(text, str):
+        return ()
+    try:
+        read_speeds(text)
+    except ValueError as error:
+        meta = model["metadata"]
+        name = f"{KIND} {meta.get('namespace', '')}/{meta['name']}"
+        return (Problem(ProblemKind.INVALID_SPEC, name, str(error)[:_LIMIT]),)
+    return ()
 
 
 def _refused_pods(obj: Object) -> Problem | None:

@@ -126,6 +126,11 @@ def test_slow_and_instant_are_what_tests_need() -> None:
     assert slow.step_seconds([], 0, 0) == 0.0
 
 
+def written(**changes: float) -> str:
+    """The text of a file that is right but for these fields."""
+    return msgspec.json.encode(msgspec.structs.replace(load("slow"), **changes)).decode()
+
+
 class TestLoad:
     def test_an_unknown_name_lists_the_known_ones(self) -> None:
         with pytest.raises(ValueError, match=r"'h100-lama-8b' is not known; use one of .*h100-llama-8b"):
@@ -138,7 +143,16 @@ class TestLoad:
 
     @pytest.mark.parametrize(
         ("text", "complaint"),
-        [("{}", "missing required field"), ('{"nam": 1}', "nam"), ("{", "truncated"), (None, "cannot be read")],
+        [
+            ("{}", "missing required field"),
+            ('{"nam": 1}', "nam"),
+            ("{", "truncated; it begins with '{'"),
+            (None, "cannot be read"),
+            (written(layers=0), "layers is 0; must be at least 1"),
+            (written(token_seconds=-0.5), "token_seconds is -0.5; must be at least 0"),
+            (written(tpot_objective_seconds=0.0), "tpot_objective_seconds is 0; must be over 0"),
+            (written(role_switch_seconds=-1.0), "role_switch_seconds is -1; must be at least 0"),
+        ],
     )
     def test_a_bad_file_is_named_with_the_fault(self, tmp_path: Path, text: str | None, complaint: str) -> None:
         path = tmp_path / "mine.json"

@@ -92,6 +92,7 @@ def test_every_rule_has_a_refused_example() -> None:
         ({"prefill.podTemplate": {"containers": []}}, ".spec.prefill.podTemplate.containers: unknown field"),
         ({"prefill.podTemplate": {"spec": {"containers": [{}]}}}, "containers[0].name: required value"),
         ({"scaling.behavior": {"scaleUp": {"policies": [{"type": "Pods", "value": 1}]}}}, "periodSeconds: required"),
+        ({"scaling.performanceModel": "x" * 4097}, ".spec.scaling.performanceModel: length 4097"),
         ({"engine.threads": 1.5}, ".spec.engine.threads: must be of type integer"),
     ],
 )

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from forebay_engine.perf import load
+from forebay_operator.calibrate.believed import workers_of
 from forebay_operator.observe.fits import COLD_SECONDS, Capacity, Watched
 from forebay_operator.observe.worker_counters import NONE, Counters, Page
 from support.capacity import decode_capacity
@@ -53,6 +54,21 @@ def test_one_load_says_nothing_of_the_slope_and_the_prior_does() -> None:
     assert fitted.weights_seconds == pytest.approx(0.01, rel=0.01)
     at = fitted.weights_seconds + fitted.sequence_seconds * 64 + fitted.resident_seconds * 64_000
     assert at == pytest.approx(0.02, rel=0.001)
+
+
+def test_what_it_started_from_shares_a_step_out_until_loads_differ() -> None:
+    """Batch 1 was seen; of batch 64 the file knows."""
+    slow = load("slow")
+    capacity = Capacity([9.0])
+    capacity.start_from(workers_of(slow))
+    assert capacity.workers(100_000, 256) is None, "what was learnt before is forgotten"
+    for _ in range(9):
+        capacity.add(steps(1, 1000, 1.2 * slow.decode_seconds(1, 1000)))
+    capacity.add(NONE._replace(prompt_tokens=1000, prompt_seconds=0.1))
+    fitted = capacity.copy().workers(100_000, 256)
+    assert fitted is not None
+    at = fitted.weights_seconds + fitted.sequence_seconds * 64 + fitted.resident_seconds * 64_000
+    assert at == pytest.approx(1.2 * slow.decode_seconds(64, 64_000), rel=0.01)
 
 
 def test_nothing_is_believed_before_both_phases_were_measured() -> None:

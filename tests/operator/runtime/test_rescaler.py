@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
+from forebay_engine.perf import load
 from forebay_operator.decide import Workers
 from forebay_operator.decide.estimate import WINDOW_SECONDS
 from forebay_operator.observe.assemble import LATE_SECONDS, until_next_look
@@ -22,6 +24,7 @@ from support.fake_kube import Call, Refused
 from support.reconcile_bench import KEY, Bench
 
 WORKERS = Workers(5000.0, 0.02, 0.0, 16_384, sequence_seconds=0.0005, max_batch=64)
+FILE = msgspec.json.encode(load("slow")).decode()
 STALE = Signal("router 10.0.0.1:8000", "/load", Health.STALE, note="no use for 6 s: status 500")
 
 
@@ -307,6 +310,37 @@ async def test_a_spec_that_cannot_be_read_stops_the_law_and_a_mended_one_goes_on
     await world.bench.rest()
     remembered = world.bench.live()["memory"]["law"]["totals"]["finished"]
     assert world.rescaler._following[KEY].pilot.totals.finished == remembered > 0
+
+
+async def test_a_performance_model_that_cannot_be_read_is_told_and_serving_and_the_law_go_on(world: World) -> None:
+    world.bench.put(model(1, 5, scaling={"performanceModel": '{"name": 1}'}))
+    await world.bench.rest()
+    await world.live(70)
+    assert world.bench.condition("Stalled") == ("True", "InvalidSpec")
+    assert "spec.scaling.performanceModel: Expected `str`, got `int` - at `$.name`" in world.bench.message("Stalled")
+    assert world.bench.condition("Ready")[0] == "True"
+    world.surge = True
+    await world.live(10)
+    assert world.targets() != (1, 5)
+    world.bench.put(model(1, 5, scaling={"performanceModel": FILE}))
+    await world.bench.rest()
+    assert world.bench.condition("Stalled")[0] == "False"
+
+
+async def test_the_law_starts_from_a_performance_model_and_the_next_operator_keeps_what_is_learnt(world: World) -> None:
+    world.bench.put(model(1, 5, scaling={"performanceModel": FILE}))
+    await world.bench.rest()
+    await world.live(1)
+    assert world.sources[-1].capacity.velocities == [], "it was forgotten for the file"
+    world.sources[-1].capacity.velocities = [4000.0]
+    await world.live(70)
+    world.restart()
+    await world.bench.rest()
+    await world.live(1)
+    held = world.rescaler._following[KEY]
+    assert held.capacity is not None
+    assert held.capacity.velocities == [4000.0]
+    assert held.pilot.believed == WORKERS
 
 
 def test_models_are_looked_at_one_after_another_in_each_second() -> None:

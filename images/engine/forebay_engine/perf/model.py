@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from forebay_engine.kv.arena import ArenaLayout
+
+_COUNTS: Final = ("tp", "layers", "kv_heads", "head_size", "itemsize", "kv_capacity_tokens")
+_ABOVE_0: Final = ("ttft_objective_seconds", "tpot_objective_seconds")
+_SHOWN: Final = 40
+"""Characters of a text that is no JSON, in the message."""
 
 
 class PerfModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,8 +116,29 @@ class PerfModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def read(path: Path) -> PerfModel:
     """A calibrated model from a JSON file. Raises ValueError naming the file and the field at fault."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PerfModel)
+        return parse(path.read_bytes())
     except OSError as error:
         raise ValueError(f"performance model {path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise ValueError(f"performance model {path}: {error}") from error
+
+
+def parse(text: str | bytes) -> PerfModel:
+    """A calibrated model from the text of its file. Raises ValueError naming the field, its value and its limit."""
+    try:
+        model = msgspec.json.decode(text, type=PerfModel)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        raise ValueError(f"{error}; it begins with {shown[:_SHOWN]!r}") from error
+    for name, value in msgspec.structs.asdict(model).items():
+        if not isinstance(value, int | float):
+            continue
+        if name in _COUNTS and value < 1:
+            raise ValueError(f"{name} is {value}; must be at least 1")
+        if name in _ABOVE_0 and value <= 0:
+            raise ValueError(f"{name} is {value:g}; must be over 0")
+        if value < 0:
+            raise ValueError(f"{name} is {value:g}; must be at least 0")
+    return model

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
-from forebay_operator.decide import Bounds, Decision, Gear, Memory, Policy, Workers, decide
+from forebay_operator.calibrate.believed import workers_of
+from forebay_operator.decide import Bounds, Decision, Gear, Memory, Policy, decide
 from forebay_operator.observe.traffic import Observation
 from forebay_operator.replay.policies.base import Plant
 from forebay_operator.replay.worker import mixed_chunk
@@ -13,21 +15,19 @@ from forebay_operator.replay.worker import mixed_chunk
 def policy_of(plant: Plant, bounds: Bounds | None = None) -> Policy:
     """The law's policy for a replay's workers. The plant's biases are in it: a law that was told wrong figures."""
     model = plant.model
-    slower = 1 / plant.decode_bias
     chunk = min(mixed_chunk(model, 32, 32 * 2048, 0, plant.mixed_step_seconds), plant.max_batched_tokens)
     return Policy(
         ttft_seconds=plant.ttft_seconds,
         tpot_seconds=plant.tpot_seconds,
         gear=Gear(plant.gear_seconds, plant.drains),
-        workers=Workers(
+        workers=replace(
+            workers_of(
+                model,
+                prompt_tokens=plant.max_batched_tokens,
+                max_batch=plant.max_running,
+                slower=1 / plant.decode_bias,
+            ),
             prefill_velocity=plant.prefill_velocity,
-            weights_seconds=model.weights_seconds * slower,
-            sequence_seconds=model.sequence_seconds * slower,
-            resident_seconds=model.resident_seconds * slower,
-            compute_seconds=model.token_seconds * slower,
-            overhead_seconds=model.overhead_seconds * slower,
-            kv_tokens=model.kv_capacity_tokens,
-            max_batch=plant.max_running,
             mixed_chunk=chunk,
             mixed_seconds=model.step_seconds([(chunk, 0)], 32, 32 * 2048),
         ),
