@@ -175,5 +175,8 @@ def replay(options: ReplayOptions, console: Console) -> None:
     else:
         for table in as_tables(ran, console):
             console.print(table)
+        for one in ran:
+            if one.replays > 1:
+                console.print(f"{one.policy}: the best of {one.replays} replays, with the future known.")
         if options.path == "fast":
             console.print("Fast path: within 0.4 points of --path exact on the grid of tests/operator/replay.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from forebay_operator.replay.cluster import Cluster, Decide, MakeWorker, Outcome, Setup
 from forebay_operator.replay.exact import ExactWorker
@@ -26,6 +27,12 @@ class Ran:
     outcome: Outcome
     score: Score
     law: Decide | None
+    replays: int = 1
+    """That were made for it: the oracle's search takes many."""
+
+
+ORACLE_LAWS = ("forebay", "demand")
+"""Whose schedules the oracle's search begins with."""
 
 
 def policy_names() -> list[str]:
@@ -77,10 +84,13 @@ def run(
     Raises ReplayError for a policy that is not known.
     """
     law: Law | Scheduled | None
+    replays = 1
     if policy == "oracle":
-        best = Oracle(trace, setup, PATHS[path], fixed_missed=fixed_missed).search()
-        law = Scheduled(best.schedule)
-        setup = replace(setup, start_prefill=best.schedule[0])
+        plant = plant_of(setup)
+        laws = {name: partial(LAWS[name], plant) for name in ORACLE_LAWS}
+        best = Oracle(trace, setup, PATHS[path], laws=laws, fixed_missed=fixed_missed).search()
+        law = Scheduled(best.schedule, best.seconds)
+        setup, replays = replace(setup, start_prefill=best.schedule[0]), best.replays + 1
     elif policy.startswith("fixed:"):
         setup = replace(setup, start_prefill=parse_split(policy.removeprefix("fixed:"), setup.workers))
         law = Fixed(setup.start_prefill)
@@ -89,7 +99,7 @@ def run(
     else:
         raise ReplayError(f"policy {policy!r} is not known; use one of {', '.join(policy_names())}")
     outcome = Cluster(setup, PATHS[path]).run(trace, law)
-    return Ran(policy, setup, outcome, score(outcome, setup, after=after), law)
+    return Ran(policy, setup, outcome, score(outcome, setup, after=after), law, replays)
 
 
 def decisions(ran: Ran) -> list[tuple[float, str, str, str]]:

@@ -11,10 +11,7 @@ from forebay_operator.replay.cluster import Cluster, Faults
 from forebay_operator.replay.fast import FastWorker
 from forebay_operator.replay.fleet import Fleet, Gear, parse_gear, replica_gear, role_gear
 from forebay_operator.replay.job import Job
-from forebay_operator.replay.oracle import Oracle
-from forebay_operator.replay.run import run
 from forebay_operator.replay.trace import Arrival
-from forebay_operator.replay.worker import WorkerShape
 from support.replay import MODEL, poisson, setup
 
 
@@ -152,17 +149,3 @@ def test_refused_early_others_keep_their_objective(convertible: bool) -> None:
     assert len(in_time) > 0.95 * len(served)
     assert len(in_time) > sum(job.first - job.arrived <= made.ttft_seconds for job in late)
     assert not any(job.refused for job in Cluster(replace(made, refusal_factor=0.9), FastWorker).run(trace[:1]).jobs)
-
-
-def test_the_oracle_beats_every_fixed_split_on_a_shift() -> None:
-    shape = WorkerShape(mixed_step_seconds=0.036)
-    made = setup(4, 2)
-    assert made.shape == shape
-    prefill_heavy = poisson(14.0, 90.0, 5000, 10, seed=1)
-    decode_heavy = poisson(25.0, 90.0, 300, 900, seed=2, start=90.0)
-    trace = [*prefill_heavy, *decode_heavy]
-    found = Oracle(trace, made, FastWorker, refine=0).search()
-    fixed = [run(trace, made, f"fixed:{p}:{4 - p}").score.attainment_percent for p in (1, 2, 3)]
-    missed = 100 * found.missed / len(trace)
-    assert 100 - missed > max(fixed) + 5
-    assert len(set(found.schedule)) > 1
