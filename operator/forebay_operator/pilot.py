@@ -311,6 +311,7 @@ class Pilot:
                 refused=observation.refused or 0,
                 missed_ttft=observation.missed_ttft or 0,
                 missed_tpot=observation.missed_tpot or 0,
+                missed_in=observation.missed_in,
             )
 
 

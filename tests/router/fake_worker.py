@@ -156,6 +156,9 @@ class FakeWorker:
         self.gap = 0.0
         """Seconds between events."""
 
+        self.pull_seconds = 0.0
+        """What a decode leg takes to begin."""
+
         self.pad = 0
         """Bytes that make each chunk larger."""
 
@@ -324,6 +327,8 @@ class FakeWorker:
         if not answer.body.get("stream"):
             await asyncio.sleep(self.gap)
             return web.json_response(answer.whole(), headers=load)
+        if leg == "decode":
+            await asyncio.sleep(self.pull_seconds)
         response = web.StreamResponse(headers={**load, "content-type": "text/event-stream"})
         await response.prepare(request)
         for written, event in enumerate((*self._events(answer, start), stream.DONE)):

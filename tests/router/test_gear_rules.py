@@ -103,6 +103,7 @@ async def test_a_late_request_is_refused_before_any_prefill(start_bench: StartBe
     totals = (await bench.load())["totals"]
     assert totals["refused"] == {"router": 2}
     assert totals["missed_ttft"] == 2, "what is refused has missed its objective"
+    assert totals["missed_in"]["prefill"] == 2
     # The queue is gone: served again.
     bench["p0"].report = {"queued_prefill_tokens": 0}
     await heard(bench, "p0")

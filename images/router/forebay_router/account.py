@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 from forebay_router.legs import ClientCall
 from forebay_router.metrics import RouterMetrics
+from forebay_router.missed import Times, in_time_between_tokens, in_time_to_first_token
 from forebay_router.relay import Delivered
 
 log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
+TOO_MANY = 429
 
 
 class Account:
@@ -33,11 +35,12 @@ class Account:
         self.last_worker = ""
         """The worker that sent the latest part of the answer."""
 
-        self.prefill_sent: float | None = None
-        self.prefill_done: float | None = None
-        self.slot_known: float | None = None
+        self.times = Times(received)
         self.first_at: float | None = None
         self.last_at: float | None = None
+        self._full = ""
+        """The role that turned it away, with a 429 of its own."""
+
         self._tokens = 0
         self._retries = 0
         self._degraded = False
@@ -45,6 +48,13 @@ class Account:
 
     def retry(self, leg: str, reason: str, worker: str) -> None:
         self._retries += 1
+        if reason == "status_429":
+            self._full = "prefill" if leg == "prefill" else "decode"
+        elif reason != "status_503":
+            if leg == "prefill":
+                self.times.prefill_failed = True
+            else:
+                self.times.decode_failed = True
         self._metrics.retries[(leg, reason)] += 1
         log.info("request %s: %s leg on worker %s failed: %s", self._id, leg, worker, reason)
 
@@ -65,9 +75,10 @@ class Account:
             self._converted = True
             self._metrics.converted[kind] += 1
 
-    def refused(self, by: str) -> None:
-        """R6: by the `router`, or by a `worker`."""
+    def refused(self, by: str, short: str) -> None:
+        """R6: by the `router`, or by a `worker`; `short` is the role whose workers take too long."""
         self._metrics.refused[by] += 1
+        self._full = short
 
     def wrote(self, content_events: int, delivered: Delivered) -> None:
         """So many events with content just went out."""
@@ -106,7 +117,9 @@ class Account:
         tpot = None
         if self.complete and self.first_at is not None and self.last_at is not None and tokens > 1:
             tpot = (self.last_at - self.first_at) / (tokens - 1)
-        self._metrics.finished(now, self._call.path, self.code, ttft, tpot)
+        missed = self._metrics.finished(now, self._call.path, self.code, ttft, tpot)
+        if missed:
+            self._metrics.missed_in[self._missed_in(missed, tokens)] += 1
         self._note_parts()
         log.info(
             "request %s %s code=%d stream=%d prefill=%s decode=%s tokens=%d ttft_ms=%s total_ms=%.0f retries=%d",
@@ -122,9 +135,22 @@ class Account:
             self._retries,
         )
 
+    def _missed_in(self, missed: str, tokens: float) -> str:
+        """One of names.MISSED_IN."""
+        if self.code >= 400:
+            return (self._full or "router") if self.code == TOO_MANY else "failed"
+        # What is late, or slow, has had a first token and a last one.
+        assert self.first_at is not None
+        assert self.last_at is not None
+        if missed == "ttft":
+            return in_time_to_first_token(self.times, self.first_at)
+        step = self._metrics.tpot_objective
+        return in_time_between_tokens(self.times, self.first_at, self.last_at, tokens, step)
+
     def _note_parts(self) -> None:
         """Of a split request; metrics.PARTS says what they mean."""
-        sent, done, slot, first = self.prefill_sent, self.prefill_done, self.slot_known, self.first_at
+        times, first = self.times, self.first_at
+        sent, done, slot = times.prefill_sent, times.prefill_done, times.slot_known
         if sent is None or done is None or slot is None or first is None:
             return
         parts = self._metrics.parts

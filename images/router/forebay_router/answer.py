@@ -115,7 +115,7 @@ class Answer:
         if usage is None:
             return 0
         split = self._course.handoff is not None
-        self._account.whole(usage.completion_tokens, self._account.prefill_done if split else None)
+        self._account.whole(usage.completion_tokens, self._account.times.prefill_done if split else None)
         if not split:
             details = usage.prompt_tokens_details
             self.prompt_known(usage.prompt_tokens, details.cached_tokens if details else None)

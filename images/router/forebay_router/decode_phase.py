@@ -65,7 +65,9 @@ class DecodePhase:
                     return await self._refused(worker, key, leg, reply, once=once)
                 self._runs(worker, leg)
                 if leg.name == "decode" and not course.late_events:
-                    ctx.handoff_seconds.add(ctx.clock() - sent_at)
+                    joined = ctx.clock()
+                    ctx.handoff_seconds.add(joined - sent_at)
+                    parts.account.times.joined = joined
                 if not answer.started and course.handoff is not None and course.handoff.delta is not None:
                     await answer.begin(worker, course.handoff)
                 await self._pump(upstream, relay, guard)
@@ -209,6 +211,8 @@ class DecodePhase:
         prompt = parts.answer.prompt_tokens
         if leg.name == "decode":
             return worker.send(now, decode_tokens=prompt)
+        if leg.name == "plain":
+            parts.account.times.together_sent = now
         computed = worker.candidate(now, parts.call.beginnings.names).uncached(prompt)
         return worker.send(now, prefill_tokens=computed)
 

@@ -88,6 +88,9 @@ class Refused:
     retry_after: float
     """When it might be met, if nothing else arrives."""
 
+    short: Literal["prefill", "decode"] = "prefill"
+    """The role whose workers take too long."""
+
 
 def place(
     candidates: Sequence[Candidate],
@@ -122,7 +125,8 @@ def place(
     seconds = max(computed, slot_seconds(decodes, prompt_tokens, answer_tokens))
     idle = not pair.prefill.queued_tokens and seconds == computed
     if seconds > policy.latest_seconds and not idle:
-        return Refused(seconds, seconds - policy.latest_seconds)
+        short_of: Literal["prefill", "decode"] = "prefill" if seconds == computed else "decode"
+        return Refused(seconds, seconds - policy.latest_seconds, short_of)
     return Split(pair, seconds)
 
 

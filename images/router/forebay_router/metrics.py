@@ -100,6 +100,9 @@ class RouterMetrics:
         self.missed_tpot = 0
         """Where TTFT was held. What was refused or failed has missed TTFT."""
 
+        self.missed_in = dict.fromkeys(names.MISSED_IN, 0)
+        """The same, by what took the time (missed.py)."""
+
         self.in_flight = 0
         self._window: deque[Finished] = deque(maxlen=WINDOW_REQUESTS)
 
@@ -122,16 +125,18 @@ class RouterMetrics:
         else:
             self._overestimated += estimated - tokens
 
-    def finished(self, now: float, path: str, code: int, ttft: float | None, tpot: float | None) -> None:
+    def finished(self, now: float, path: str, code: int, ttft: float | None, tpot: float | None) -> str:
         """A request ended with `code` (499: the client left). Design section 6: 429, 5xx and what missed an objective
-        are missed; client aborts and other 4xx are left out; TPOT of a single token is met."""
+        are missed; client aborts and other 4xx are left out; TPOT of a single token is met.
+
+        Returns what was missed: `ttft`, `tpot` or nothing. The caller counts what took the time in `missed_in`."""
         self.requests[(code, path)] += 1
         if ttft is not None:
             self.ttft.observe(ttft)
         if tpot is not None:
             self.tpot.observe(tpot)
         if 400 <= code < 500 and code != 429:
-            return
+            return ""
         late = code >= 400 or (ttft is not None and ttft > self.ttft_objective)
         slow = not late and tpot is not None and tpot > self.tpot_objective
         met = not late and not slow
@@ -139,6 +144,7 @@ class RouterMetrics:
         self.missed_ttft += late
         self.missed_tpot += slow
         self._window.append(Finished(now, ttft, tpot, met))
+        return "ttft" if late else "tpot" if slow else ""
 
     def window(self, now: float) -> dict[str, Any]:
         """The last 60 s. None where nothing was measured: missing and zero are different things."""
@@ -167,6 +173,7 @@ class RouterMetrics:
                 "in_objective": self.in_objective,
                 "missed_ttft": self.missed_ttft,
                 "missed_tpot": self.missed_tpot,
+                "missed_in": self.missed_in,
                 "offered_requests": self.offered_requests,
                 "offered_prompt_tokens": self.offered_prompt_tokens,
                 "cached_prompt_tokens": self.cached_prompt_tokens,
@@ -218,6 +225,8 @@ class _Exporter(Collector):
                        (), {(): m.cached_prompt_tokens})  # fmt: skip
         yield _counter(names.ROUTER_GENERATED_TOKENS, "Tokens of answers.", (), {(): m.generated_tokens})
         yield _counter(names.ROUTER_IN_OBJECTIVE, "Requests that met both objectives.", (), {(): m.in_objective})
+        yield _counter(names.ROUTER_MISSED, "Requests that missed an objective, by what took the most time.",
+                       ("part",), {(part,): n for part, n in m.missed_in.items()})  # fmt: skip
         parts = HistogramMetricFamily(names.ROUTER_TTFT_PART, "Parts of the time to first token.", labels=("part",))
         for part, histogram in m.parts.items():
             parts.add_metric((part,), histogram.buckets(), histogram.sum)

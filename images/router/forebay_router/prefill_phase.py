@@ -101,7 +101,7 @@ class PrefillPhase:
     async def _refuse(self, refused: gear.Refused) -> None:
         """R6: no prefill was spent."""
         parts = self._parts
-        parts.account.refused("router")
+        parts.account.refused("router", refused.short)
         limit = parts.ctx.policy.latest_seconds
         await parts.answer.refuse(
             ApiError(
@@ -117,8 +117,8 @@ class PrefillPhase:
         parts, key = self._parts, chosen.key
         ctx, account, attempts = parts.ctx, parts.account, parts.attempts
         attempts.lease_at = worker
-        account.prefill_sent = ctx.clock()
-        ticket = worker.send(account.prefill_sent, prefill_tokens=chosen.uncached(parts.prompt_tokens))
+        sent_at = account.times.prefill_sent = ctx.clock()
+        ticket = worker.send(sent_at, prefill_tokens=chosen.uncached(parts.prompt_tokens))
         try:
             async with ctx.watchdog.watch(worker, ctx.settings.prefill_timeout):
                 reply = await ctx.client.post(
@@ -129,7 +129,7 @@ class PrefillPhase:
             ctx.failed(error)
             attempts.lost(worker, key, "prefill", error.reason)
             return None
-        account.prefill_done = ctx.clock()
+        account.times.prefill_done = ctx.clock()
         if reply.status == 200:
             account.prefill_name = worker.name
             return reply
@@ -145,7 +145,7 @@ class PrefillPhase:
         last = parts.attempts.last_reply
         await parts.reservation.drop()
         if last is not None and last.status == 429:
-            parts.account.refused("worker")
+            parts.account.refused("worker", "prefill")
             await parts.answer.pass_on(last)
             return Outcome.ANSWERED
         if not parts.ctx.settings.both_phases:

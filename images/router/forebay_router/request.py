@@ -105,7 +105,7 @@ class Exchange:
                 await self._first_token_is_all(handoff, prefill.body)
                 return
             target = await parts.reservation.worker()
-            parts.account.slot_known = self._ctx.clock()
+            parts.account.times.slot_known, parts.account.times.slot_kept = self._ctx.clock(), target is not None
         await decode.run(target)
 
     async def _first_token_is_all(self, handoff: HandOff, body: bytes) -> None:

@@ -14,6 +14,7 @@ ROUTER_DEGRADED = "forebay_router_degraded_total"
 ROUTER_RETRIES = "forebay_router_retries_total"
 ROUTER_CONVERTED = "forebay_router_converted_total"
 ROUTER_REFUSED = "forebay_router_refused_total"
+ROUTER_MISSED = "forebay_router_missed_total"
 
 ENGINE_RUNNING = "forebay_engine_requests_running"
 ENGINE_WAITING = "forebay_engine_requests_waiting"
@@ -44,6 +45,10 @@ ENGINE_TRANSFER_FAILURES = "forebay_engine_transfer_failures_total"
 ENGINE_HTTP_REQUESTS = "forebay_engine_http_requests_total"
 ENGINE_TTFT = "forebay_engine_time_to_first_token_seconds"
 ENGINE_REQUEST_SECONDS = "forebay_engine_request_seconds"
+
+MISSED_IN = ("prefill", "transfer", "decode", "router", "failed")
+"""What a request that missed an objective lost most of its time to: the label `part` of ROUTER_MISSED, and the keys of
+`missed_in` in /load's totals. Older routers tell neither."""
 
 OBJECTIVE_BUCKETS = (0.5, 0.8, 1.0, 1.25, 2.0)
 """Histogram edges as multiples of the objective, so that attainment can be read off the buckets."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from forebay_operator.api.labels import Pool
-from forebay_operator.decide import reasons
+from forebay_operator.decide import attribute, reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import SHORT_SECONDS, WINDOW_SECONDS, Estimate, absorb, estimate
 from forebay_operator.decide.memory import Look, Memory, Moved
@@ -81,6 +81,8 @@ class _Call:
         """The load, once the windows are full."""
         self.inputs: dict[str, float] = {}
         self.options: tuple[Option, ...] = ()
+        self.missed: attribute.Missed | None = None
+        """Of the last minute; None: not known."""
         self.observed = Split(observation.targeted("prefill"), observation.targeted("decode"))
         self.before = Split(*memory.target) if memory.target is not None else self.observed
 
@@ -244,6 +246,9 @@ class _Call:
                 f"{best.split} would have saved {doubt.saved:.0f} requests since traffic changed; the chance that it "
                 f"changes back before the move has paid costs {doubt.risk:.0f}",
             )
+        self.memory.elsewhere, message = attribute.elsewhere(self.missed, self.memory.elsewhere)
+        if self.memory.elsewhere:
+            return self._hold(reasons.MISSES_ELSEWHERE, message)
         return self._hold(
             reasons.BALANCED,
             f"{best.split} would gain {100 * max(0.0, best.gain):.1f} points, the bar is {100 * found.bar:.1f}",
@@ -463,6 +468,7 @@ class _Call:
 
     def _note_inputs(self, seen: Estimate, found: Valued) -> None:
         prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
+        self.missed = attribute.last_minute(self.memory.totals)
         self.inputs = {
             "prefillDemand": round(prefill, 3),
             "decodeDemand": round(decode, 3),
@@ -475,4 +481,5 @@ class _Call:
             "dwellSeconds": round(found.dwell, 1),
             "bar": round(found.bar, 4),
             "modelledMisses": round(found.modelled, 4),
+            **attribute.inputs(self.missed),
         }

@@ -6,10 +6,12 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
+from forebay_operator.decide.attribute import without_old
 from forebay_operator.decide.evidence import WINDOWS_SECONDS, beyond_chance, differs
 from forebay_operator.decide.fluid import QUEUE_SHARE, Load
 from forebay_operator.decide.memory import Memory, Totals, WorkerTotals
 from forebay_operator.decide.types import Policy, Workers
+from forebay_operator.observe.missed import sane
 from forebay_operator.observe.traffic import Observation, WorkerLoad
 
 WINDOW_SECONDS = 60.0
@@ -66,9 +68,10 @@ def _absorb_totals(observation: Observation, memory: Memory) -> None:
         observation.finished or 0,
         observation.refused or 0,
         (observation.missed_ttft or 0) + (observation.missed_tpot or 0),
+        sane(observation.missed_in),
     )
     memory.totals.append(totals)
-    memory.totals = [t for t in memory.totals if t.at > totals.at - TOTALS_SECONDS]
+    memory.totals = [without_old(t, totals.at) for t in memory.totals if t.at > totals.at - TOTALS_SECONDS]
     if memory.output > 0:
         for seconds in CHANGED_SECONDS:
             tokens, answers = _ended(memory, totals.at - seconds)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from forebay_operator.api.labels import POOLS, Pool
+from forebay_operator.observe.missed import MissedIn
 
 
 class Moved(msgspec.Struct, frozen=True, array_like=True):
@@ -106,6 +107,8 @@ class Totals(msgspec.Struct, frozen=True, array_like=True):
     finished: int
     refused: int
     missed: int
+    missed_in: MissedIn | None = None
+    """None: not known, or longer ago than anyone asks for (attribute.py)."""
 
 
 class Queues(msgspec.Struct, array_like=True):
@@ -270,6 +273,9 @@ class Memory(msgspec.Struct):
 
     unrolled_seconds: float = 0.0
     """Whose arrivals no split's shadow has seen yet."""
+
+    elsewhere: bool = False
+    """Whether misses that no split changes were the last word on a split that holds (attribute.py)."""
 
     move_started: float = -1.0
     move_seconds: list[float] = []

@@ -17,6 +17,9 @@ RESERVE: Final = "Reserve"
 BALANCED: Final = "Balanced"
 """No split is better by more than the move costs."""
 
+MISSES_ELSEWHERE: Final = "MissesElsewhere"
+"""As Balanced, while requests miss and most of them lose their time to what no split changes."""
+
 CONFIRMING: Final = "Confirming"
 """A better split was seen and is not confirmed yet."""
 

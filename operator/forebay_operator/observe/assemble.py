@@ -15,6 +15,7 @@ from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.decide.types import Workers
 from forebay_operator.observe.fits import Capacity, Watched
 from forebay_operator.observe.fleet import Fleet, Member
+from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.router_report import ReportedWorker, RouterReport, Totals
 from forebay_operator.observe.traffic import Arrivals, Health, Observation, Signal, WorkerLoad
 from forebay_operator.observe.worker_counters import Page
@@ -59,7 +60,7 @@ class Assembler:
         self._totals_source = totals_source
         self._fits_source = fits_source
         self._patience = patience
-        self._totals = base or Totals()
+        self._totals = Totals(missed_in=MissedIn()).plus(base or Totals())
         self._routers: dict[str, _Router] = {}
         self._watched: dict[str, Watched] = {}
         self._trouble: dict[str, str] = {}
@@ -112,6 +113,8 @@ class Assembler:
             refused=self._totals.refused,
             missed_ttft=self._totals.missed_ttft,
             missed_tpot=self._totals.missed_tpot,
+            # Of some routers only it would look like fewer misses.
+            missed_in=self._totals.missed_in if all(r.totals.missed_in is not None for r in reports) else None,
             ttft_p95_seconds=max((r.ttft_p95_seconds for r in reports if r.ttft_p95_seconds is not None), default=None),
             tpot_p95_seconds=max((r.tpot_p95_seconds for r in reports if r.tpot_p95_seconds is not None), default=None),
             workers=tuple(workers),

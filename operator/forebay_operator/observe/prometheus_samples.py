@@ -17,6 +17,7 @@ import msgspec
 from forebay_operator.api.labels import Pool
 from forebay_operator.build.names import child_name, router_name
 from forebay_operator.observe.fleet import Fleet
+from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.router_report import BadReport, ReportedLoad, ReportedWorker, RouterReport, Totals
 from forebay_operator.observe.worker_counters import ENGINE, MOST, VLLM, BadMetrics, Page, page_of
 from forebay_wire import metrics as names
@@ -28,6 +29,7 @@ ROUTER: Final[Mapping[str, str]] = {
     names.ROUTER_GENERATED_TOKENS: "generated_tokens",
     names.ROUTER_IN_OBJECTIVE: "in_objective",
     names.ROUTER_REQUESTS: "requests",
+    names.ROUTER_MISSED: "missed_in",
 }
 LOAD: Final[Mapping[str, str]] = {
     names.ENGINE_RUNNING: "running",
@@ -44,8 +46,8 @@ VLLM_LOAD: Final[Mapping[str, str]] = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "usage",
 }
-NEVER_YET: Final = frozenset({"requests", "generated_tokens", "cached_tokens", "in_objective"})
-"""Counters that a router exports from its first request on."""
+NEVER_YET: Final = frozenset({"requests", "generated_tokens", "cached_tokens", "in_objective", "missed_in"})
+"""Counters that a router exports from its first request on; the last one, never where it is too old."""
 
 Sample = tuple[Mapping[str, str], float]
 """Labels and value."""
@@ -114,12 +116,15 @@ def router_report(found: Sequence[Sample], workers: tuple[ReportedWorker, ...]) 
     """Of one router's samples. Misses are not told apart by objective: the law adds them up."""
     values: dict[str, float] = defaultdict(float)
     refused = finished = 0.0
+    missed_in: dict[str, int] = {}
     for labels, value in found:
         field = ROUTER.get(labels.get("__name__", ""))
         if field is None:
             continue
         values[field] += value
-        if field == "requests":
+        if field == "missed_in":
+            missed_in[labels.get("part", "")] = round(value)
+        elif field == "requests":
             code = labels.get("code", "")
             if not code.isdigit():
                 raise BadReport(f"{names.ROUTER_REQUESTS} has code {code!r}: its labels are not a router's")
@@ -137,6 +142,7 @@ def router_report(found: Sequence[Sample], workers: tuple[ReportedWorker, ...]) 
         finished=round(finished),
         refused=round(refused),
         missed_ttft=round(missed),
+        missed_in=MissedIn.of(missed_in) if missed_in else None,
     )
     return RouterReport(totals, workers)
 

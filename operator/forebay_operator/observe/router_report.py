@@ -9,6 +9,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from forebay_operator.observe.missed import MissedIn
+
 Number = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
@@ -65,6 +67,7 @@ class _Totals(msgspec.Struct, frozen=True):
     missed_ttft: Number
     missed_tpot: Number
     requests: list[_Ended]
+    missed_in: Annotated[dict[str, Number], msgspec.Meta(max_length=64)] | None = None
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -80,19 +83,38 @@ class Totals(msgspec.Struct, frozen=True):
 
     missed_ttft: int = 0
     missed_tpot: int = 0
+    missed_in: MissedIn | None = None
+    """None: the router is too old to tell."""
 
     def plus(self, other: Totals) -> Totals:
-        return Totals(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+        """Where only one of the two tells what misses lost their time to, the sum has that."""
+        sums = [a + b for a, b in zip(_values(self), _values(other), strict=True)]
+        missed_in = self.missed_in or other.missed_in
+        if self.missed_in is not None and other.missed_in is not None:
+            missed_in = self.missed_in.plus(other.missed_in)
+        return _totals(sums, missed_in)
 
     def since(self, before: Totals) -> Totals | None:
         """What was counted after `before`; None when any counter went backwards."""
         differences = [a - b for a, b in zip(_values(self), _values(before), strict=True)]
-        return None if min(differences) < 0 else Totals(*differences)
+        if min(differences) < 0:
+            return None
+        missed_in = None
+        if self.missed_in is not None and before.missed_in is not None:
+            missed_in = self.missed_in.since(before.missed_in)
+            if missed_in is None:
+                return None
+        return _totals(differences, missed_in)
 
 
 def _values(totals: Totals) -> tuple[int, ...]:
+    """All but `missed_in`."""
     value: tuple[int, ...] = msgspec.structs.astuple(totals)
-    return value
+    return value[:-1]
+
+
+def _totals(values: list[int], missed_in: MissedIn | None) -> Totals:
+    return Totals(**dict(zip(Totals.__struct_fields__, values, strict=False)), missed_in=missed_in)
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -139,6 +161,7 @@ def parse_report(raw: bytes) -> RouterReport:
             refused=refused,
             missed_ttft=totals.missed_ttft,
             missed_tpot=totals.missed_tpot,
+            missed_in=None if totals.missed_in is None else MissedIn.of(totals.missed_in),
         ),
         workers=tuple(report.workers),
         instance=report.instance,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forebay_operator.api.labels import Pool
+from forebay_operator.observe.missed import MissedIn
 
 
 class Health(StrEnum):
@@ -124,6 +125,9 @@ class Observation:
     """...and of those that finished or were refused: TTFT missed; the TTFT held and TPOT missed."""
 
     missed_tpot: int | None = None
+    missed_in: MissedIn | None = None
+    """All misses, by what took the time. None where a router is too old to tell: nothing but explanations needs it."""
+
     ttft_p95_seconds: float | None = None
     """Of the requests of the last 60 s."""
 

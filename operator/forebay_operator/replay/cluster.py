@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from forebay_engine.perf import PerfModel
 from forebay_operator.api.v1alpha1 import Drain
+from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.traffic import Arrivals, Observation, WorkerLoad
 from forebay_operator.replay.fleet import Fleet, Gear, role_gear
 from forebay_operator.replay.job import Job
 from forebay_operator.replay.routing import Routing
 from forebay_operator.replay.trace import Trace
 from forebay_operator.replay.worker import Gaps, Listener, Worker, WorkerShape
+from forebay_wire import metrics as names
 
 TICK_SECONDS = 5.0
 DRAIN_SECONDS = float(Drain().timeout_seconds)
@@ -115,6 +117,7 @@ class Cluster:
         self._refused = 0
         self._missed_ttft = 0
         self._missed_tpot = 0
+        self._missed_in = dict.fromkeys(names.MISSED_IN, 0)
         self._output_of_prefill = 0
         self._recent: deque[tuple[float, float, float]] = deque()
         self._late: deque[Observation] = deque()
@@ -134,7 +137,7 @@ class Cluster:
         self._decoder(job).submit_pull(job, now)
 
     def pulls(self, worker: Worker, job: Job, now: float) -> None:
-        source, sink = job.held_by, worker.index
+        source, sink, job.read_at = job.held_by, worker.index, now
         end = now
         if source not in (sink, -1):
             # One read at a time on a link, at its full rate: as many bytes a second as reads that share it.
@@ -160,9 +163,13 @@ class Cluster:
         ttft = job.first - job.arrived
         tpot = (job.last - job.first) / (job.output - 1) if job.output > 1 else 0.0
         if ttft > self.setup.ttft_seconds:
+            # The first token is the prefill's last step: all before it is that worker's queue and its own time.
             self._missed_ttft += 1
+            self._missed_in["prefill"] += 1
         elif tpot > self.setup.tpot_seconds:
             self._missed_tpot += 1
+            unread = job.last - job.first - job.reading <= self.setup.tpot_seconds * (job.output - 1)
+            self._missed_in["transfer" if unread else "decode"] += 1
         self._recent.append((now, ttft, tpot))
 
     # The loop.
@@ -219,6 +226,7 @@ class Cluster:
 
     def _read(self, worker: Worker, job: Job, now: float) -> None:
         del self._reading[job.number], self._handed[job.number]
+        job.reading += now - job.read_at
         if job.held_by < 0:
             worker.pull_lost(job, now)
             return
@@ -247,6 +255,7 @@ class Cluster:
         job.refused = True
         self._refused += 1
         self._missed_ttft += 1
+        self._missed_in["prefill"] += 1
 
     def _hand_on(self, worker: Worker, now: float) -> None:
         """A drain is over: what is left goes on elsewhere, as the router has it when a worker breaks answers off."""
@@ -325,6 +334,7 @@ class Cluster:
             refused=self._refused,
             missed_ttft=self._missed_ttft,
             missed_tpot=self._missed_tpot,
+            missed_in=MissedIn.of(self._missed_in),
             ttft_p95_seconds=ttfts[rank] if ttfts else None,
             tpot_p95_seconds=tpots[rank] if tpots else None,
             workers=tuple(self._load(index) for index in range(len(self.workers))),

@@ -19,6 +19,8 @@ class Job:
         "output",
         "prompt",
         "pull",
+        "read_at",
+        "reading",
         "refused",
         "slow_gaps",
         "slow_mark",
@@ -49,6 +51,10 @@ class Job:
         self.spoke = -1.0
         """When its last token came, of a request that was handed on; below 0: it was not. While it decodes, as of its
         last join."""
+        self.read_at = -1.0
+        """When the last read of its KV began."""
+        self.reading = 0.0
+        """Seconds that reads of its KV took, their wait for the link included."""
         self.refused = False
 
     @property

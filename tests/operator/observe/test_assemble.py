@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forebay_operator.decide import Bounds, Decision, Gear, Memory, Policy, Workers, decide, reasons
 from forebay_operator.observe.assemble import Assembler, Unanswered
 from forebay_operator.observe.fleet import Fleet, Member
+from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.router_report import ReportedLoad, ReportedWorker, RouterReport, Totals
 from forebay_operator.observe.traffic import Health, Observation, Signal
 from forebay_operator.observe.worker_counters import NONE, Counters, Page
@@ -100,6 +101,33 @@ class TestTotals:
         made = Assembler(base=Totals(finished=500, generated_tokens=9000))
         made.look(FLEET, {ROUTER: report(finished=3)}, {}, 100.0)
         assert made.look(FLEET, {ROUTER: report(finished=5)}, {}, 101.0).finished == 502
+
+    def test_parts_of_misses_are_added_up_over_routers_and_restarts(self) -> None:
+        made, fleet = Assembler(), Fleet(FLEET.members, (ROUTER, OTHER))
+
+        def look(here: MissedIn | None, there: MissedIn | None, at: float, instance: str = "i") -> MissedIn | None:
+            answers = {
+                ROUTER: report(missed_in=here, instance=instance),
+                OTHER: report(missed_in=there, instance="o"),
+            }
+            return made.look(fleet, answers, {}, at).missed_in
+
+        assert look(MissedIn(90), MissedIn(70), 100.0) == MissedIn()
+        assert look(MissedIn(92, decode=1), MissedIn(70, 3), 101.0) == MissedIn(2, 3, 1)
+        assert look(MissedIn(failed=4), MissedIn(70, 3), 102.0, "j") == MissedIn(2, 3, 1, failed=4), "it started anew"
+        assert look(MissedIn(failed=4), None, 103.0, "j") is None, "of one of two it would look like half"
+        assert look(MissedIn(failed=5), MissedIn(70, 9), 104.0, "j") == MissedIn(2, 3, 1, failed=5)
+        assert look(MissedIn(failed=5), MissedIn(71, 9), 105.0, "j") == MissedIn(3, 3, 1, failed=5)
+        assert look(MissedIn(), MissedIn(71, 9), 106.0, "j") == MissedIn(3, 3, 1, failed=5), (
+            "backwards: it started anew"
+        )
+
+    def test_parts_of_misses_go_on_after_another_observer(self) -> None:
+        for before in (MissedIn(7), None):
+            made = Assembler(base=Totals(missed_in=before))
+            made.look(FLEET, {ROUTER: report(missed_in=MissedIn(3))}, {}, 100.0)
+            seen = made.look(FLEET, {ROUTER: report(missed_in=MissedIn(5))}, {}, 101.0)
+            assert seen.missed_in == MissedIn(9 if before else 2)
 
 
 class TestTrust:

@@ -12,6 +12,7 @@ from forebay_engine.core.handle import CoreStats
 from forebay_engine.server.metrics import ServerMetrics
 from forebay_operator.observe import prometheus
 from forebay_operator.observe.fleet import Fleet, Member
+from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.prometheus import Asked, Credentials, PrometheusSource
 from forebay_operator.observe.traffic import Health, Observation, Signal
 from forebay_router import metrics as router_metrics
@@ -95,6 +96,23 @@ async def test_counters_become_arrivals(life: Life) -> None:
     )
     assert (decode.capacity_tokens, decode.free_tokens, seen.workers[0].queued_prefill_tokens) == (1600, 1200, 90)
     assert not [s for s in seen.signals if s.needed and s.health not in (Health.FRESH, Health.ZERO)]
+
+
+async def test_parts_of_misses_are_told_apart(life: Life) -> None:
+    await life.look()
+    life.counted.missed_in["transfer"] += 3
+    life.counted.missed_in["failed"] += 1
+    assert (await life.look()).missed_in == MissedIn(transfer=3, failed=1)
+
+
+@pytest.mark.parametrize("parts", [{}, {"of a newer router": 4}])
+async def test_parts_of_misses_that_no_router_tells(life: Life, parts: dict[str, int]) -> None:
+    """Missing is unknown. A part that is not known is left out."""
+    life.counted.missed_in = parts
+    await life.look()
+    life.serve()
+    seen = await life.look()
+    assert (seen.finished, seen.missed_in) == (15, MissedIn() if parts else None)
 
 
 async def test_nothing_is_new_before_the_next_scrape(life: Life) -> None:

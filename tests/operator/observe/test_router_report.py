@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.router_report import BadReport, Totals, parse_report
 from forebay_router.metrics import RouterMetrics
 from forebay_wire.load import LoadReport
@@ -23,7 +24,8 @@ def body(**changes: Any) -> dict[str, Any]:
         (404, None, None),
     ):
         counted.offer(100)
-        counted.finished(0.0, "/v1/completions", code, ttft, tpot)
+        if counted.finished(0.0, "/v1/completions", code, ttft, tpot):
+            counted.missed_in["decode"] += 1
     counted.generated_tokens = 70
     counted.cached_prompt_tokens = 60
     load = {"engine_id": "e", "epoch": 3, "running": 4, "free_blocks": 10, "total_blocks": 20}
@@ -37,11 +39,29 @@ def raw(value: Any) -> bytes:
 
 def test_the_routers_own_totals() -> None:
     report = parse_report(raw(body()))
-    assert report.totals == Totals(5, 500, 60, 70, finished=3, refused=1, missed_ttft=2, missed_tpot=1)
+    assert report.totals == Totals(5, 500, 60, 70, finished=3, refused=1, missed_ttft=2, missed_tpot=1,
+                                   missed_in=MissedIn(decode=3))  # fmt: skip
     assert report.instance
     assert report.ttft_p95_seconds == 1.5
     assert report.workers[0].load is not None
     assert report.workers[0].load.running == 4
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        (None, None),
+        ({}, MissedIn()),
+        ({"prefill": 3, "transfer": 4}, MissedIn(3, 4)),
+        ({"prefill": 3, "of a newer router": 9}, MissedIn(3)),
+    ],
+)
+def test_what_older_and_newer_routers_tell_of_misses(told: dict[str, int] | None, known: MissedIn | None) -> None:
+    value = body()
+    del value["totals"]["missed_in"]
+    if told is not None:
+        value["totals"]["missed_in"] = told
+    assert parse_report(raw(value)).totals.missed_in == known
 
 
 def test_every_figure_of_a_report_that_is_used_is_one_that_workers_send() -> None:
@@ -66,6 +86,10 @@ def test_every_figure_of_a_report_that_is_used_is_one_that_workers_send() -> Non
         ),
         (raw(body()).replace(b'"running": 4', b'"running": -4'), "running"),
         (raw(body()).replace(b'"running": 4', b'"running": "4"'), "running"),
+        (raw(body()).replace(b'"decode": 3', b'"decode": -3'), "missed_in"),
+        (raw(body()).replace(b'"decode": 3', b'"decode": NaN'), "JSON|invalid"),
+        (raw(body()).replace(b'"decode": 3', b'"decode": 0.5'), "missed_in"),
+        (raw(body()).replace(b'"decode": 3', b'"decode": null'), "missed_in"),
         (raw(body(workers={"p0": {}})), "workers"),
         (raw(body(ttft_p95_ms=-1.0)), "ttft_p95_ms"),
     ],
