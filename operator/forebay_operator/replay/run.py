@@ -8,7 +8,7 @@ from functools import partial
 from forebay_operator.replay.cluster import Cluster, Decide, MakeWorker, Outcome, Setup
 from forebay_operator.replay.exact import ExactWorker
 from forebay_operator.replay.fast import FastWorker
-from forebay_operator.replay.oracle import Oracle, Scheduled
+from forebay_operator.replay.oracle import CHANGE_REPLAYS, PLAN_REPLAYS, Oracle, Scheduled
 from forebay_operator.replay.policies import LAWS, Fixed, Forebay, Law, Plant
 from forebay_operator.replay.score import Score, score
 from forebay_operator.replay.trace import Trace
@@ -77,10 +77,12 @@ def run(
     decode_bias: float = 1.0,
     after: float = 0.0,
     fixed_missed: dict[int, list[int]] | None = None,
+    plans: int = PLAN_REPLAYS,
+    changes: int = CHANGE_REPLAYS,
 ) -> Ran:
     """Replay `trace` under `policy` (policy_names()). `fixed:P:D` starts at P:D, others at setup.start_prefill.
 
-    `fixed_missed` spares the oracle its replays of fixed splits.
+    `fixed_missed` spares the oracle its replays of fixed splits; `plans`, `changes`: of its other replays, at most.
     Raises ReplayError for a policy that is not known.
     """
     law: Law | Scheduled | None
@@ -88,7 +90,8 @@ def run(
     if policy == "oracle":
         plant = plant_of(setup)
         laws = {name: partial(LAWS[name], plant) for name in ORACLE_LAWS}
-        best = Oracle(trace, setup, PATHS[path], laws=laws, fixed_missed=fixed_missed).search()
+        search = Oracle(trace, setup, PATHS[path], laws=laws, plans=plans, changes=changes, fixed_missed=fixed_missed)
+        best = search.search()
         law = Scheduled(best.schedule, best.seconds)
         setup, replays = replace(setup, start_prefill=best.schedule[0]), best.replays + 1
     elif policy.startswith("fixed:"):
