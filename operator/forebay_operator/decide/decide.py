@@ -16,6 +16,7 @@ from forebay_operator.decide.memory import Look, Memory, Moved
 from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
 from forebay_operator.decide.regime import lasted
 from forebay_operator.decide.size import sized
+from forebay_operator.decide.starved import STARVED_WORKERS, shortage, sudden
 from forebay_operator.decide.types import Decision, Fleet, Growth, Option, Policy, Split
 from forebay_operator.decide.value import Valued, valued
 from forebay_operator.observe.traffic import Observation
@@ -25,17 +26,8 @@ MOVES_KEPT_SECONDS = 1800.0
 UNEXPLAINED_SHARE = 0.1
 """Measured and modelled misses of ten minutes may differ by this much; beyond it slow gears hold."""
 
-STARVED_WORKERS = 0.5
-SPARE = 0.95
-"""Of its capacity: what a donor may be left with. Decode capacity is a batch that still holds TPOT, so this is safe."""
-
 IDLE = 0.5
 """Utilisation below which neither role's requests wait for long, whatever the split."""
-
-BUSY = 0.9
-BUSY_CONVERTIBLE = 0.8
-"""Utilisation beyond which prefill counts as short: its queue waits two service times at 0.8, 4.5 at 0.9 (M/D/1). By
-score on the mixes: where decoders take prompts they are the donor and the reserve at once, and an earlier move pays."""
 
 LEAN_SECONDS = 60.0
 LEAN_LOSS = 0.002
@@ -278,64 +270,29 @@ class _Call:
         return self._to(wanted, reasons.RESERVE, f"{wanted} costs no more than {self.before} and has more decoders")
 
     @property
-    def _busy(self) -> float:
-        return BUSY_CONVERTIBLE if self.policy.convertible else BUSY
-
-    @property
     def _last_move(self) -> float:
         return self.memory.moves[-1].at if self.memory.moves else -math.inf
-
-    def _pressure(self, seen: Estimate) -> tuple[float, float]:
-        """Workers that each role needs right now."""
-        prefill, decode = seen.pressure(self.policy, self.memory.decode_factor)
-        return prefill / self._busy, decode
 
     def _starves(self, split: Split, seen: Estimate) -> bool:
         """Whether _rescue() would undo a move to `split` at once. The present split never counts."""
         if self.policy.gear.slow or split == self.before:
             return False
-        prefill, decode = self._pressure(seen)
-        absorbed = seen.absorbed(self.policy, self.memory.decode_factor, split.decode)
-        return self._lent(split, prefill, decode, absorbed) != 0
-
-    def _lent(self, split: Split, prefill: float, decode: float, absorbed: float, most: float = math.inf) -> int:
-        """Decoders that prefill must be lent at `split`, where the demands are such; below 0: the other way round.
-
-        The donor keeps its own demand below SPARE of what is left to it. Where both are short none is: what a split is
-        worth then decides.
-        """
-        short = prefill - split.prefill - absorbed
-        if short > STARVED_WORKERS and decode < split.decode:
-            return int(max(0, min(math.ceil(short), most, split.decode - max(1, math.ceil(decode / SPARE)))))
-        need = decode - split.decode
-        if need > STARVED_WORKERS and prefill < split.prefill:
-            return -max(0, min(math.ceil(need), split.prefill - max(1, math.ceil(prefill / SPARE))))
-        return 0
+        return shortage(split, seen, self.policy, self.memory.decode_factor).lent != 0
 
     def _rescue(self, seen: Estimate) -> Decision | None:
-        """A role whose demand is half a worker over what serves it, while the other pool can spare workers.
-
-        One observation is enough where a move costs a second; a slow gear waits for the value of the move. The donor
-        keeps its own demand below SPARE of what is left to it. On a second or two of prompts, which are no window yet
-        and still more than chance brings, one worker moves: the next looks tell whether more must.
-        """
+        """One observation is enough where a move costs a second; a slow gear waits for the value of the move."""
         if self.policy.gear.slow:
             return None
-        prefill, decode = self._pressure(seen)
-        have, most = self.before, math.inf
-        absorbed = seen.absorbed(self.policy, self.memory.decode_factor, have.decode)
-        if prefill - have.prefill - absorbed <= STARVED_WORKERS:
-            surge = seen.surge(self.policy, have.prefill + absorbed, self._busy, self._last_move)
-            if surge - have.prefill - absorbed > STARVED_WORKERS:
-                prefill, most = surge, 1
-        lent = self._lent(have, prefill, decode, absorbed, most)
-        target = Split(have.prefill + lent, have.decode - lent)
-        if not lent or self._opposes(target):
+        have = self.before
+        found = sudden(have, seen, self.policy, self.memory.decode_factor, self._last_move)
+        target = Split(have.prefill + found.lent, have.decode - found.lent)
+        if not found.lent or self._opposes(target):
             return None
-        if lent > 0:
-            message = f"prefill needs {prefill:.1f} workers and has {have.prefill}; decode needs {decode:.1f}"
+        prefill, decode = f"{found.prefill:.1f}", f"{found.decode:.1f}"
+        if found.lent > 0:
+            message = f"prefill needs {prefill} workers and has {have.prefill}; decode needs {decode}"
         else:
-            message = f"decode needs {decode:.1f} workers and has {have.decode}; prefill needs {prefill:.1f}"
+            message = f"decode needs {decode} workers and has {have.decode}; prefill needs {prefill}"
         return self._to(target, reasons.STARVED, message)
 
     def _by_demand(self, seen: Estimate) -> Decision:
