@@ -23,6 +23,9 @@ from forebay_operator.observe.worker_counters import Page
 PATIENCE_SECONDS: Final = 5.0
 """A source that is silent for less is late, not stale: nothing new is decided meanwhile, and nothing is said of it."""
 
+FIRST_SECONDS: Final = 15.0
+"""One that has never answered is waited for no longer than this: an address that is wrong is told of soon."""
+
 LATE_SECONDS: Final = 0.02
 MOST_SECONDS: Final = 60
 """Seconds of arrivals in one Observation; after a longer silence the older ones are left out."""
@@ -156,7 +159,7 @@ class Assembler:
             silent = 0.0 if since is None else now - since
             health = Health.INVALID if answer.invalid else Health.STALE if router.seen_at else Health.MISSING
             age = None if router.seen_at is None else silent
-            late = silent <= self._patience
+            late = silent <= (self._patience if router.seen_at else min(self._patience, FIRST_SECONDS))
             note = f"no use for {silent:.0f} s: {answer.why}"
             signals.append(Signal(label, self._totals_source, health, age, router.samples, not late, note))
         return signals, reset

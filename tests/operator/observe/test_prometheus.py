@@ -214,7 +214,9 @@ async def test_an_answer_without_end(life: Life, monkeypatch: pytest.MonkeyPatch
 
 async def test_without_the_series_from_the_start(life: Life) -> None:
     await life.look(scrape=False)
-    seen = await life.look(80.0, scrape=False)
+    early = await life.look(10.0, scrape=False)
+    assert not [s for s in early.signals if s.needed and s.health == Health.MISSING]
+    seen = await life.look(10.0, scrape=False)
     assert seen.finished is None
     assert [s.health for s in seen.signals if s.needed] == [Health.MISSING]
 
