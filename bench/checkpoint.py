@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
+
 from forebay_engine.perf import load
+from forebay_operator.calibrate.believed import workers_of
 from forebay_operator.decide import Memory
 from forebay_operator.pilot import Checkpoint
 
 
 def believed(perf: str) -> dict[str, float]:
-    """What `perf`'s workers are known to do, as a checkpoint has it."""
-    model = load(perf)
-    return {
-        "prefill_velocity": 2048 / model.prefill_seconds(2048),
-        "weights_seconds": model.weights_seconds,
-        "sequence_seconds": model.sequence_seconds,
-        "resident_seconds": model.resident_seconds,
-        "kv_tokens": float(model.kv_capacity_tokens),
-        "max_batch": 256.0,
-    }
+    """What `perf`'s workers are known to do, as a checkpoint has it: what is finite."""
+    return {name: value for name, value in asdict(workers_of(load(perf))).items() if math.isfinite(value)}
 
 
 def after_an_hour(

@@ -108,6 +108,7 @@ class Pilot:
         self._candidate: tuple[str, float] | None = None
         self._saved_at = now
         self._saved: tuple[float, ...] = ()
+        self._saved_with = held.began_with
         self.totals = held.totals or Totals()
         """Of the last observation, for an observer that goes on counting."""
 
@@ -290,6 +291,7 @@ class Pilot:
         memory = self.memory
         if now - self._saved_at < CHECKPOINT_SECONDS or self.believed is None:
             return False
+        anew = self._saved_with != self.began_with
         figures = (
             memory.output,
             self.believed.prefill_velocity * memory.prefill_factor,
@@ -298,9 +300,9 @@ class Pilot:
             float(memory.regime),
             float(len(self.starts)),
         )
-        if self._saved and not _differs(self._saved, figures, CHECKPOINT_CHANGE):
+        if self._saved and not anew and not _differs(self._saved, figures, CHECKPOINT_CHANGE):
             return False
-        self._saved_at, self._saved = now, figures
+        self._saved_at, self._saved, self._saved_with = now, figures, self.began_with
         return True
 
     def _note_totals(self, observation: Observation) -> None:
@@ -328,9 +330,15 @@ def size_hold(decision: Decision) -> Sizing | None:
     return sizing if held else None
 
 
+def subject_of(reason: str, message: str) -> str:
+    """What the message begins with, where that is news and the figures behind it are not."""
+    named = reason.startswith("Metrics") or reason == reasons.MISSES_ELSEWHERE
+    return message.partition(":")[0] if named else ""
+
+
 def _subject(decision: Decision) -> str:
-    """What a decision is about: figures in its message change with each look. Of metrics, which of them."""
-    named = decision.message.partition(":")[0] if decision.reason.startswith("Metrics") else ""
+    """What a decision is about: figures in its message change with each look. Of metrics and misses, which of them."""
+    named = subject_of(decision.reason, decision.message)
     held = size_hold(decision)
     return f"{decision.reason} {named} {'' if held is None else held.reason}"
 

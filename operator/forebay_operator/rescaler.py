@@ -29,7 +29,7 @@ from forebay_operator.observe.router_report import Totals
 from forebay_operator.observe.traffic import Health, Signal
 from forebay_operator.observe.traffic_source import TrafficSource
 from forebay_operator.observe.types import MetricsView
-from forebay_operator.pilot import Checkpoint, Pilot, is_size, size_hold
+from forebay_operator.pilot import Checkpoint, Pilot, is_size, size_hold, subject_of
 
 log = logging.getLogger(__name__)
 
@@ -280,7 +280,9 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """A restarted operator that comes to hold for the reason it held for has no news."""
     hold = old.get("from") == old.get("to") and new["from"] == new["to"]
     size = [(said.get("inputs") or {}).get(SIZE) for said in (old, new)]
-    return hold and old.get("reason") == new["reason"] and old.get("to") == new["to"] and size[0] == size[1]
+    about = [subject_of(said.get("reason", ""), said.get("message", "")) for said in (old, new)]
+    same = old.get("reason") == new["reason"] and about[0] == about[1] and old.get("to") == new["to"]
+    return hold and same and size[0] == size[1]
 
 
 def _kind(trouble: MetricsView | None) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from forebay_wire import metrics as names
 from forebay_wire import paths
 from router.asking import ONE_PAIR, ask, check, completion
 from router.conftest import StartBench
+from support.cluster import until
 
 SPLIT = {"prefill_sent": 0.1, "prefill_done": 0.4, "slot_known": 0.5, "slot_kept": True}
 
@@ -57,7 +59,8 @@ def test_time_to_first_token(times: dict[str, Any], first: float, part: str) -> 
         (SPLIT | {"joined": 0.6}, 1.4, 10, "decode"),
         (SPLIT | {"joined": 2.5}, 3.5, 10, "decode"),  # both are too slow
         (SPLIT | {"joined": 2.5, "slot_kept": False}, 2.8, 10, "decode"),
-        (SPLIT | {"joined": 2.5, "decode_failed": True}, 2.8, 10, "failed"),
+        (SPLIT | {"joined": 2.5, "decode_failed": True, "broke_off": True}, 2.8, 10, "failed"),
+        (SPLIT | {"joined": 2.5, "decode_failed": True}, 2.8, 10, "transfer"),
         (SPLIT | {"joined": 0.56}, 0.57, 2, "decode"),  # a slow step or a slow hand-off
         (SPLIT, 2.8, 10, "decode"),
         ({"together_sent": 0.1}, 2.8, 10, "decode"),
@@ -179,3 +182,30 @@ async def test_a_slow_hand_off_is_told_from_slow_steps(start_bench: StartBench, 
     assert (totals["missed_ttft"], totals["missed_tpot"]) == (0, 1)
     assert totals["missed_in"] == dict.fromkeys(names.MISSED_IN, 0) | {part: 1}
     assert f'forebay_router_missed_total{{part="{part}"}} 1' in await bench.metrics()
+
+
+async def test_what_the_router_turns_away_at_its_door_is_its_own(start_bench: StartBench) -> None:
+    bench = await start_bench(ONE_PAIR, max_in_flight=1)
+    gate = bench["p0"].gates["prefill"] = asyncio.Event()
+    running = asyncio.create_task(ask(bench, completion()))
+
+    async def full() -> bool:
+        return bool((await bench.load())["in_flight"] == 1)
+
+    await until(full, "a request runs", 5)
+    assert (await ask(bench, completion())).status == 503
+    totals = (await bench.load())["totals"]
+    assert totals["missed_in"] == dict.fromkeys(names.MISSED_IN, 0) | {"router": 1}
+    assert totals["missed_ttft"] == 1
+    gate.set()
+    check(await running, completion())
+
+
+def test_a_leg_that_failed_before_the_first_token_slows_none_after_it() -> None:
+    served = Served()
+    account = served.account()
+    account.retry("decode", "connect", "w")
+    assert (account.times.decode_failed, account.times.broke_off) == (True, False)
+    account.whole(10, 0.5)
+    account.retry("decode", "connect", "w")
+    assert account.times.broke_off

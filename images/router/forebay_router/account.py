@@ -55,6 +55,7 @@ class Account:
                 self.times.prefill_failed = True
             else:
                 self.times.decode_failed = True
+                self.times.broke_off |= self.first_at is not None
         self._metrics.retries[(leg, reason)] += 1
         log.info("request %s: %s leg on worker %s failed: %s", self._id, leg, worker, reason)
 

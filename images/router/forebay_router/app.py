@@ -138,7 +138,9 @@ class Router:
         try:
             exchange, client = await self._admit(request, request_id, take)
         except ApiError as error:
-            self.metrics.finished(self._clock(), request.path, error.status, None, None)
+            if self.metrics.finished(self._clock(), request.path, error.status, None, None):
+                # No worker has seen it: what is full, or does not know enough workers, is this router.
+                self.metrics.missed_in["router"] += 1
             return _error(error, {headers.REQUEST_ID: request_id})
         except asyncio.CancelledError:
             self.metrics.finished(self._clock(), request.path, 499, None, None)

@@ -32,7 +32,10 @@ class Times:
     """A prefill leg failed, rather than being turned away by a busy worker."""
 
     decode_failed: bool = False
-    """A later leg did."""
+    """A later leg did..."""
+
+    broke_off: bool = False
+    """...after the first token."""
 
 
 def in_time_to_first_token(times: Times, first: float) -> str:
@@ -59,7 +62,7 @@ def in_time_between_tokens(times: Times, first: float, last: float, tokens: floa
     The first token comes from the prefill worker, so the hand-off lies in the gap to the second: it is to blame where
     all later gaps hold the objective. Of two tokens nothing tells the hand-off from the decode step.
     """
-    if times.decode_failed:
+    if times.broke_off:
         return "failed"
     joined = times.joined
     if joined is None or joined <= first or not times.slot_kept:

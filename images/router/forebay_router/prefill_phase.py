@@ -118,6 +118,8 @@ class PrefillPhase:
         ctx, account, attempts = parts.ctx, parts.account, parts.attempts
         attempts.lease_at = worker
         sent_at = account.times.prefill_sent = ctx.clock()
+        # A worker that was to run both phases may have declined.
+        account.times.together_sent = None
         ticket = worker.send(sent_at, prefill_tokens=chosen.uncached(parts.prompt_tokens))
         try:
             async with ctx.watchdog.watch(worker, ctx.settings.prefill_timeout):

@@ -14,9 +14,17 @@ import msgspec
 from forebay_operator.decide.memory import Totals
 from forebay_operator.observe.missed import MissedIn
 
-SECONDS: Final = 60.0
+LEAST_SECONDS: Final = 59.0
+MOST_SECONDS: Final = 95.0
+"""Of a last minute: looks are a second apart, Prometheus' scrapes up to half a minute."""
+
 SHARE: Final = 0.02
-"""Of the last minute's requests: what misses are worth a word. Once said, it is said until they are half of it."""
+"""Of the last minute's requests: what misses are worth a word."""
+
+KEPT: Final = 0.5
+KEPT_SHARE: Final = 0.4
+"""What is said stays until misses are half of what makes it said, these parts 40 % of them instead of over half, or
+another part twice as large."""
 
 LEAST: Final = 20
 """Misses from which the largest of their parts is no chance."""
@@ -39,13 +47,12 @@ class Missed:
 
 
 def last_minute(totals: Sequence[Totals]) -> Missed | None:
-    """None: some of it is not known."""
+    """None: some of it is not known, or was not looked at."""
     if not totals:
         return None
     last = totals[-1]
-    recent = [t for t in totals if t.at > last.at - SECONDS - 1e-6]
-    first = recent[0]
-    if last.missed_in is None or first.missed_in is None or any(t.missed_in is None for t in recent):
+    first = next((t for t in reversed(totals) if t.at <= last.at - LEAST_SECONDS), None)
+    if first is None or first.at < last.at - MOST_SECONDS or first.missed_in is None or last.missed_in is None:
         return None
     parts = last.missed_in.since(first.missed_in)
     requests = last.finished + last.refused - first.finished - first.refused
@@ -54,7 +61,7 @@ def last_minute(totals: Sequence[Totals]) -> Missed | None:
 
 def without_old(totals: Totals, now: float) -> Totals:
     """Parts of totals that last_minute() does not look at are not kept: ten minutes of them would fill a checkpoint."""
-    if totals.missed_in is None or totals.at > now - SECONDS - 1e-6:
+    if totals.missed_in is None or totals.at >= now - MOST_SECONDS:
         return totals
     return msgspec.structs.replace(totals, missed_in=None)
 
@@ -73,21 +80,25 @@ def inputs(missed: Missed | None) -> dict[str, float]:
     }
 
 
-def elsewhere(missed: Missed | None, before: bool) -> tuple[bool, str]:
-    """Whether enough requests missed, most of them by what no split changes; and the message.
+def elsewhere(missed: Missed | None, before: str) -> tuple[str, str]:
+    """The part that most of the misses are due to, where enough requests missed and no split changes it; and the
+    message, which begins with its name.
 
-    `before`: whether it was so at the last look. Else a share at the bar would write another decision each few seconds.
+    `before`: the part at the last look, empty for none. It stays until clearly less, or clearly another: else shares
+    at the bar would write another decision each few seconds.
     """
     if missed is None:
-        return False, ""
-    enough = 0.5 if before else 1.0
+        return "", ""
+    enough, most = (KEPT, KEPT_SHARE) if before else (1.0, 0.5)
     total, parts = missed.parts.total, {part: getattr(missed.parts, part) for part in REMEDIES}
-    if total < enough * max(LEAST, SHARE * missed.requests) or 2 * sum(parts.values()) <= total:
-        return False, ""
+    if total < enough * max(LEAST, SHARE * missed.requests) or sum(parts.values()) <= most * total:
+        return "", ""
     part = max(parts, key=lambda name: parts[name])
+    if before in parts and parts[before] >= KEPT * parts[part]:
+        part = before
     share = 100 * total / max(1, missed.requests)
     named = {"transfer": "lost their time in transfer", "router": "waited in the router", "failed": "failed"}[part]
-    return True, (
-        f"{share:.1f} % of the last minute's {missed.requests} requests missed: {parts[part]} of {total} {named}; "
-        f"another split won't help: {REMEDIES[part]}"
+    return part, (
+        f"{part}: {share:.1f} % of the last minute's {missed.requests} requests missed, {parts[part]} of {total} "
+        f"{named}; another split won't help: {REMEDIES[part]}"
     )

@@ -123,18 +123,22 @@ class _Call:
             return self._by_demand(seen)
         memory.unrolled_seconds += elapsed
         look = memory.look
-        if look is not None and look.target == self.before and not lasted(look.at, self.observation.taken_at):
+        apply = self.policy.mode == "Auto"
+        current = look is not None and look.target == self.before and (look.advised == look.target or not apply)
+        if look is not None and current and not lasted(look.at, self.observation.taken_at):
             return self._between_looks(look, seen)
         serving = Split(
             max(1, len(self.observation.serving("prefill"))), max(1, len(self.observation.serving("decode")))
         )
         splits = self._candidates(feasible(self.policy.bounds, self.before.total), seen)
-        found = valued(memory.unrolled_seconds, now, serving, self.before, splits, seen, self.policy, memory)
-        memory.unrolled_seconds = 0.0
+        # Looks come a little early or late; arrivals are of whole seconds, and each is rolled out once.
+        whole = float(round(memory.unrolled_seconds))
+        found = valued(whole, now, serving, self.before, splits, seen, self.policy, memory)
+        memory.unrolled_seconds -= whole
         self.options = found.options
         self._note_inputs(seen, found)
         decision = self._choose(found, seen)
-        memory.look = self._looked(decision) if decision.target == self.before else None
+        memory.look = None if decision.apply and decision.target != self.before else self._looked(decision)
         return decision
 
     def _looked(self, decision: Decision) -> Look:
@@ -142,6 +146,7 @@ class _Call:
         return Look(
             self.observation.taken_at,
             (*self.before,),
+            (*decision.target,),
             decision.reason,
             decision.message,
             decision.limited_by,
@@ -151,13 +156,15 @@ class _Call:
 
     def _between_looks(self, look: Look, seen: Estimate) -> Decision:
         """All splits are rolled out once a tick; meanwhile only who starves is seen to."""
+        self.inputs = {**look.inputs, **self._seen_now(seen)}
+        self.options = tuple(Option(Split(*split), cost, gain) for split, cost, gain in look.options)
         rescued = self._rescue(seen)
         if rescued is not None:
             self.memory.confirming = 0
+            if rescued.apply and rescued.moves:
+                self.memory.look = None
             return rescued
-        self.inputs = dict(look.inputs)
-        self.options = tuple(Option(Split(*split), cost, gain) for split, cost, gain in look.options)
-        return self._hold(look.reason, look.message, look.limited_by)
+        return self._decision(Split(*look.advised), look.reason, look.message, look.limited_by)
 
     def _candidates(self, splits: list[Split], seen: Estimate) -> list[Split]:
         """All splits of a small model; of a large one those around the present split and the one demand asks for."""
@@ -424,9 +431,18 @@ class _Call:
         return (last.missed - first.missed) / ended if ended > 0 else None
 
     def _note_inputs(self, seen: Estimate, found: Valued) -> None:
-        prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
         self.missed = attribute.last_minute(self.memory.totals)
         self.inputs = {
+            **self._seen_now(seen),
+            "dwellSeconds": round(found.dwell, 1),
+            "bar": round(found.bar, 4),
+            "modelledMisses": round(found.modelled, 4),
+            **attribute.inputs(self.missed),
+        }
+
+    def _seen_now(self, seen: Estimate) -> dict[str, float]:
+        prefill, decode = seen.demand(self.policy, self.memory.decode_factor)
+        return {
             "prefillDemand": round(prefill, 3),
             "decodeDemand": round(decode, 3),
             "queuedPrefillSeconds": round(seen.queued_seconds, 3),
@@ -435,8 +451,4 @@ class _Call:
             "contextTokens": round(seen.context, 1),
             "prefillVelocity": round(seen.velocity, 1),
             "decodeFactor": round(self.memory.decode_factor, 3),
-            "dwellSeconds": round(found.dwell, 1),
-            "bar": round(found.bar, 4),
-            "modelledMisses": round(found.modelled, 4),
-            **attribute.inputs(self.missed),
         }

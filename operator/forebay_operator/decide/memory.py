@@ -159,12 +159,15 @@ class Before(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
-    """What the last look at all splits found where it moved nothing: said again until the next one."""
+    """What the last look at all splits found, where no target changed by it: said again until the next one."""
 
     at: float
     """`taken_at` of its observation."""
 
     target: tuple[int, int]
+    advised: tuple[int, int]
+    """Another than `target` where nobody carries out what is decided."""
+
     reason: str
     message: str
     limited_by: tuple[str, ...]
@@ -274,8 +277,8 @@ class Memory(msgspec.Struct):
     unrolled_seconds: float = 0.0
     """Whose arrivals no split's shadow has seen yet."""
 
-    elsewhere: bool = False
-    """Whether misses that no split changes were the last word on a split that holds (attribute.py)."""
+    elsewhere: str = ""
+    """The part of misses that was the last word on a split that holds, since no split changes it (attribute.py)."""
 
     move_started: float = -1.0
     move_seconds: list[float] = []

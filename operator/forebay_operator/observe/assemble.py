@@ -24,7 +24,8 @@ PATIENCE_SECONDS: Final = 5.0
 """A source that is silent for less is late, not stale: nothing new is decided meanwhile, and nothing is said of it."""
 
 FIRST_SECONDS: Final = 15.0
-"""One that has never answered is waited for no longer than this: an address that is wrong is told of soon."""
+"""One that has never answered and can't be reached: an address that is wrong is told of soon. One that answers and
+knows nothing yet has not scraped."""
 
 LATE_SECONDS: Final = 0.02
 MOST_SECONDS: Final = 60
@@ -39,9 +40,13 @@ class Unanswered:
     invalid: bool = False
     """It answered, with what it may not say."""
 
+    unreachable: bool = False
+    """Nothing answers at its address, or nobody who lets us in."""
+
 
 @dataclass(slots=True)
 class _Router:
+    known_since: float
     seen_at: float | None = None
     totals: Totals | None = None
     instance: str = ""
@@ -138,7 +143,7 @@ class Assembler:
     def _hear(
         self, fleet: Fleet, answers: Mapping[str, RouterReport | Unanswered], now: float
     ) -> tuple[list[Signal], bool]:
-        self._routers = {name: self._routers.get(name) or _Router() for name in fleet.routers}
+        self._routers = {name: self._routers.get(name) or _Router(now) for name in fleet.routers}
         if not fleet.routers:
             note = "no router is ready to be asked"
             return [Signal("routers", self._totals_source, Health.MISSING, note=note)], False
@@ -155,11 +160,11 @@ class Assembler:
                 health, note = (Health.RESET, "it started anew") if anew else (Health.FRESH, "")
                 signals.append(Signal(label, self._totals_source, health, 0.0, router.samples, note=note))
                 continue
-            since = router.seen_at if router.seen_at is not None else self._begun_at
-            silent = 0.0 if since is None else now - since
+            silent = now - (router.known_since if router.seen_at is None else router.seen_at)
             health = Health.INVALID if answer.invalid else Health.STALE if router.seen_at else Health.MISSING
             age = None if router.seen_at is None else silent
-            late = silent <= (self._patience if router.seen_at else min(self._patience, FIRST_SECONDS))
+            soon = answer.unreachable and router.seen_at is None
+            late = silent <= (min(self._patience, FIRST_SECONDS) if soon else self._patience)
             note = f"no use for {silent:.0f} s: {answer.why}"
             signals.append(Signal(label, self._totals_source, health, age, router.samples, not late, note))
         return signals, reset

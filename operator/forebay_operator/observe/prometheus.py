@@ -159,17 +159,17 @@ class PrometheusSource:
             # A thread can't be stopped. One that hangs is waited for again next time, so that there is never a second.
             done, _ = await asyncio.wait({self._query_running}, timeout=DEADLINE_SECONDS)
             if not done:
-                return Unanswered(_silence())
+                return Unanswered(_silence(), unreachable=True)
             return self._query_running.result()
         except BadReport as error:
             return Unanswered(str(error), invalid=True)
         except PrometheusApiClientException as error:
             # Its status, and nothing of its body: status is read by more people than whatever answered here may be.
-            return Unanswered(str(error).partition(" (")[0][:200], invalid=True)
+            return Unanswered(str(error).partition(" (")[0][:200], invalid=True, unreachable=True)
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             # requests' JSONDecodeError is a RequestException: HTML where JSON should be.
             invalid = isinstance(error, (KeyError, TypeError, requests.JSONDecodeError))
-            return Unanswered(_why(error), invalid=invalid)
+            return Unanswered(_why(error), invalid=invalid, unreachable=True)
 
     def _trust(self, credentials: Credentials) -> None:
         token = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}

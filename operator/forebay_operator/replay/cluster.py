@@ -168,8 +168,8 @@ class Cluster:
             self._missed_in["prefill"] += 1
         elif tpot > self.setup.tpot_seconds:
             self._missed_tpot += 1
-            unread = job.last - job.first - job.reading <= self.setup.tpot_seconds * (job.output - 1)
-            self._missed_in["transfer" if unread else "decode"] += 1
+            held_without_reads = job.last - job.first - job.reading <= self.setup.tpot_seconds * (job.output - 1)
+            self._missed_in["transfer" if held_without_reads else "decode"] += 1
         self._recent.append((now, ttft, tpot))
 
     # The loop.

@@ -150,6 +150,8 @@ class TestLoad:
             (None, "cannot be read"),
             (written(layers=0), "layers is 0; must be at least 1"),
             (written(token_seconds=-0.5), "token_seconds is -0.5; must be at least 0"),
+            (written(token_seconds=1e308), r"token_seconds is 1e\+308; must be at most 10000"),
+            (written(kv_capacity_tokens=10**30), r"kv_capacity_tokens is 1e\+30; must be at most 1e\+15"),
             (written(tpot_objective_seconds=0.0), "tpot_objective_seconds is 0; must be over 0"),
             (written(role_switch_seconds=-1.0), "role_switch_seconds is -1; must be at least 0"),
         ],

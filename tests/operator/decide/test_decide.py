@@ -364,18 +364,51 @@ def test_it_is_fast_enough_for_64_workers(gear: Gear) -> None:
 
 @pytest.mark.parametrize("gear", [Gear(1.0, drains=False), Gear(120.0, drains=True)])
 def test_splits_are_rolled_out_once_a_tick(gear: Gear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks in between repeat what that one found; no arrival is left out of the splits' shadows."""
+    """Looks in between repeat what that one found; each second's arrivals go through the splits' shadows once, though
+    looks come a little late."""
     source, law = Source(), policy(gear=gear)
     _, memory = settle(source, law)
     chain = importlib.import_module("forebay_operator.decide.decide")
     rolled: list[float] = []
     monkeypatch.setattr(chain, "valued", lambda *args: rolled.append(args[0]) or valued(*args))
-    told = []
-    for _ in range(20):
-        decision, memory = decide(source.tick(1.0), law, memory, source.at)
+    told, began = [], memory.traffic.seconds
+    for i in range(20):
+        late = 0.003 * (i % 3)
+        seen = dataclasses.replace(source.tick(1.0), taken_at=source.at + late)
+        decision, memory = decide(seen, law, memory, source.at + late)
         told.append((decision.reason, decision.inputs["modelledMisses"], decision.options))
     assert rolled == [5.0] * 4
+    assert memory.traffic.seconds == pytest.approx(began + 20, abs=0.02 * began)
     assert len(set(told[:4])) == len(set(told[4:9])) == 1
+
+
+def test_advice_that_nobody_takes_is_rolled_out_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, law = Source(), policy(mode="Recommend")
+    _, memory = settle(source, law)
+    chain = importlib.import_module("forebay_operator.decide.decide")
+    rolled: list[float] = []
+    monkeypatch.setattr(chain, "valued", lambda *args: rolled.append(args[0]) or valued(*args))
+    source.rate, source.queued = 300, 150_000
+    decisions = []
+    for _ in range(20):
+        decision, memory = decide(source.tick(1.0), law, memory, source.at)
+        decisions.append(decision)
+    assert len(rolled) == 4
+    assert {d.target for d in decisions[10:]} != {Split(4, 4)}, "the advice stands"
+    assert all(d.before == Split(4, 4) for d in decisions)
+
+
+def test_a_rescue_between_two_ticks_tells_what_it_saw() -> None:
+    source, law = Source(), policy()
+    _, memory = settle(source, law)
+    decision, memory = decide(source.tick(), law, memory, source.at)
+    source.rate, source.queued = 300, 150_000
+    rescue, memory = decide(source.tick(1.0), law, memory, source.at)
+    assert (rescue.reason, rescue.moves > 0) == (reasons.STARVED, True)
+    assert rescue.inputs.keys() == decision.inputs.keys()
+    assert rescue.inputs["queuedPrefillSeconds"] > decision.inputs["queuedPrefillSeconds"]
+    assert rescue.options
+    assert memory.look is None, "what was found before the move is not said after it"
 
 
 def test_a_split_set_by_hand_is_looked_at_at_once() -> None:

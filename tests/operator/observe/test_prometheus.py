@@ -214,11 +214,18 @@ async def test_an_answer_without_end(life: Life, monkeypatch: pytest.MonkeyPatch
 
 async def test_without_the_series_from_the_start(life: Life) -> None:
     await life.look(scrape=False)
-    early = await life.look(10.0, scrape=False)
-    assert not [s for s in early.signals if s.needed and s.health == Health.MISSING]
-    seen = await life.look(10.0, scrape=False)
+    early = await life.look(40.0, scrape=False)
+    assert not [s for s in early.signals if s.needed and s.health == Health.MISSING], "it may not have scraped yet"
+    seen = await life.look(40.0, scrape=False)
     assert seen.finished is None
     assert [s.health for s in seen.signals if s.needed] == [Health.MISSING]
+
+
+async def test_an_address_that_is_wrong_is_told_of_soon(life: Life) -> None:
+    life.fake.spoil = 404
+    assert not [s for s in (await life.look()).signals if s.needed]
+    (told,) = [s for s in (await life.look(20.0)).signals if s.needed]
+    assert (told.health, "404" in told.note) == (Health.INVALID, True)
 
 
 async def test_one_workers_samples_stand_still(life: Life) -> None:

@@ -176,3 +176,18 @@ async def test_a_foreign_object_of_a_childs_name_is_never_touched(bench: Bench, 
     bench.now += timedelta(minutes=1)
     await bench.rest()
     assert bench.condition("Stalled")[0] == "False"
+
+
+def test_writes_without_a_time_are_told_apart_by_the_generation() -> None:
+    """As the API server keeps the scale subresource's while our value was the same."""
+    entry = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "scale", "fieldsV1": REPLICAS}
+
+    def found(generation: int) -> tuple[Writer, ...]:
+        return writers_of({"metadata": {"generation": generation, "managedFields": [entry]}}, ("spec", "replicas"))
+
+    truce = Truce()
+    assert truce.seen("count", found(4), 0.0)
+    assert not truce.seen("count", found(4), 5.0)
+    assert not truce.holds("count", 5.0)
+    assert truce.seen("count", found(6), 10.0)
+    assert truce.holds("count", 10.0)

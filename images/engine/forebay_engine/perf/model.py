@@ -12,6 +12,10 @@ from forebay_engine.kv.arena import ArenaLayout
 
 _COUNTS: Final = ("tp", "layers", "kv_heads", "head_size", "itemsize", "kv_capacity_tokens")
 _ABOVE_0: Final = ("ttft_objective_seconds", "tpot_objective_seconds")
+_MOST: Final = 10**15
+_MOST_SECONDS: Final = 10_000.0
+"""Far beyond any worker, and far from what sums of steps can't hold."""
+
 _SHOWN: Final = 40
 """Characters of a text that is no JSON, in the message."""
 
@@ -141,4 +145,7 @@ def parse(text: str | bytes) -> PerfModel:
             raise ValueError(f"{name} is {value:g}; must be over 0")
         if value < 0:
             raise ValueError(f"{name} is {value:g}; must be at least 0")
+        most = _MOST_SECONDS if name.endswith("_seconds") else _MOST
+        if value > most:
+            raise ValueError(f"{name} is {value:g}; must be at most {most:g}")
     return model
