@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
-
 from forebay_engine.perf import load
 from forebay_operator.calibrate.believed import workers_of
 from forebay_operator.decide import Memory
-from forebay_operator.pilot import Checkpoint
+from forebay_operator.pilot import Checkpoint, finite
 
 
 def believed(perf: str) -> dict[str, float]:
-    """What `perf`'s workers are known to do, as a checkpoint has it: what is finite."""
-    return {name: value for name, value in asdict(workers_of(load(perf))).items() if math.isfinite(value)}
+    """What `perf`'s workers are known to do, as a checkpoint has it."""
+    return finite(workers_of(load(perf)))
 
 
 def after_an_hour(

@@ -78,6 +78,11 @@ class KubernetesSite(Site):
             return held
 
 
+def needs_own_nodes(deployed: Deployed, what: str) -> None:
+    if not deployed.cluster.built_here:
+        pytest.skip(f"{what}: needs the two nodes built here, not a cluster that is {deployed.cluster.provider}")
+
+
 async def site_of(deployed: Deployed, name: str) -> AsyncIterator[KubernetesSite]:
     kube = await k.KubeClient.connect(kubeconfig=str(deployed.cluster.kubeconfig))
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240)) as session:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from bench.checkpoint import after_an_hour
 
 from e2e.cluster.providers import tool
-from e2e.on_kubernetes.conftest import KubernetesSite
+from e2e.on_kubernetes.conftest import KubernetesSite, site_of
 from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
+from e2e.on_kubernetes.scene import Scene, model
 from forebay_operator import kube as k
+from forebay_operator.decide import reasons
 from forebay_operator.rescaler import LAW, write_checkpoint
 
 START: Final = (1, 3)
@@ -62,3 +64,35 @@ async def remember(site: KubernetesSite, start: tuple[int, int]) -> None:
     law = write_checkpoint(known)
     status = {"status": {"memory": {LAW: law}}}
     await site.kube.merge(k.MODELS, site.namespace, site.name, status, subresource="status")
+
+
+async def ruled_site(deployed: Deployed, name: str) -> AsyncIterator[KubernetesSite]:
+    """For a fixture: no traffic and no model is left when it ends."""
+    async for made in site_of(deployed, name):
+        try:
+            yield made
+        finally:
+            await made.stop_traffic()
+            deployed.kubectl("-n", NAMESPACE, "delete", "dm", name, "--ignore-not-found", seconds=120)
+
+
+async def served(deployed: Deployed, site: KubernetesSite) -> Scene:
+    """The model answers at START; no law decides yet."""
+    scene = Scene(deployed, site)
+    await site.apply(model(*START, **SPEC))
+    await scene.serves(*START)
+    answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
+    assert answer["status"] == 200, answer
+    return scene
+
+
+async def rule(site: KubernetesSite, seconds: float) -> float:
+    """The law decides from now on, with the memory of an hour; seconds until it has judged the split."""
+    await remember(site, START)
+    await site.apply(model(*START, **SPEC, scaling={"mode": "Auto"}))
+
+    async def judged() -> bool:
+        decision = (await site.model())["status"].get("decision") or {}
+        return decision.get("reason") in (reasons.BALANCED, reasons.BETTER_SPLIT)
+
+    return await site.until("the law to hold the split that fits", judged, seconds)

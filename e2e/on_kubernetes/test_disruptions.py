@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from e2e.on_kubernetes import disruptions, network
-from e2e.on_kubernetes.conftest import KubernetesSite, site_of
+from e2e.on_kubernetes.conftest import KubernetesSite, needs_own_nodes, site_of
 from e2e.on_kubernetes.connections import Connection
 from e2e.on_kubernetes.deployed import CLIENT, GPUS, NAMESPACE, Deployed
 from e2e.on_kubernetes.scene import NAME, SETTLE_SECONDS, STREAMS, UNHARMED, Scene, harm, model
@@ -37,11 +37,6 @@ class Watch:
 
     async def unharmed(self) -> None:
         assert await self.harm() == UNHARMED
-
-
-def _needs_own_nodes(deployed: Deployed, what: str) -> None:
-    if not deployed.cluster.built_here:
-        pytest.skip(f"{what}: needs the two nodes built here, not a cluster that is {deployed.cluster.provider}")
 
 
 @pytest.fixture
@@ -128,7 +123,7 @@ async def test_a_node_is_drained(deployed: Deployed, site: KubernetesSite, watch
 async def test_the_operator_is_killed_while_a_worker_leaves(
     deployed: Deployed, site: KubernetesSite, watch: Watch
 ) -> None:
-    _needs_own_nodes(deployed, "kills containers' processes")
+    needs_own_nodes(deployed, "kills containers' processes")
     await site.apply(model(1, 2))
 
     async def leaving() -> bool:
@@ -143,7 +138,7 @@ async def test_the_operator_is_killed_while_a_worker_leaves(
 
 async def test_a_router_is_killed(deployed: Deployed, watch: Watch) -> None:
     """Only what it relayed is lost. A connection that is refused was never a request: the client tries again."""
-    _needs_own_nodes(deployed, "kills a container's process")
+    needs_own_nodes(deployed, "kills a container's process")
     await disruptions.kill_router(watch.scene)
     harmed = await watch.harm()
     print(f"\nof {watch.before['open']} open streams {harmed['cut']} were cut; "
@@ -154,7 +149,7 @@ async def test_a_router_is_killed(deployed: Deployed, watch: Watch) -> None:
 
 
 async def test_the_api_server_is_away_for_a_minute(deployed: Deployed, watch: Watch) -> None:
-    _needs_own_nodes(deployed, "stops the API server's process")
+    needs_own_nodes(deployed, "stops the API server's process")
     during = await disruptions.stop_api_server(watch.scene)
     print(f"\n{during} streams ended while the API server was away")
     assert during > 2 * STREAMS

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from e2e.on_kubernetes.conftest import KubernetesSite, site_of
-from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
-from e2e.on_kubernetes.ruled import DECODE_HEAVY, SPEC, START, remember, watched
-from e2e.on_kubernetes.scene import Scene, model
-from forebay_operator.decide import reasons
+from e2e.on_kubernetes.conftest import KubernetesSite
+from e2e.on_kubernetes.deployed import Deployed
+from e2e.on_kubernetes.ruled import DECODE_HEAVY, START, rule, ruled_site, served, watched
 
 NAME = "turning"
 TURN_SECONDS = 60.0
@@ -27,12 +25,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 async def site(deployed: Deployed) -> AsyncIterator[KubernetesSite]:
-    async for made in site_of(deployed, NAME):
-        try:
-            yield made
-        finally:
-            await made.stop_traffic()
-            deployed.kubectl("-n", NAMESPACE, "delete", "dm", NAME, "--ignore-not-found", seconds=120)
+    async for made in ruled_site(deployed, NAME):
+        yield made
 
 
 def _prefill(ratio: str) -> int:
@@ -40,26 +34,16 @@ def _prefill(ratio: str) -> int:
 
 
 async def test_the_ratio_follows_traffic(deployed: Deployed, site: KubernetesSite) -> None:
-    scene = Scene(deployed, site)
-    await site.apply(model(*START, **SPEC))
-    await scene.serves(*START)
-    answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
-    assert answer["status"] == 200, answer
+    await served(deployed, site)
     ended: list[dict[str, Any]] = []
 
     async def turn(**traffic: Any) -> None:
         ended.append(await site.stop_traffic())
         await site.start_traffic(streams=60, **traffic)
 
-    async def judged() -> bool:
-        decision = (await site.model())["status"].get("decision") or {}
-        return decision.get("reason") in (reasons.BALANCED, reasons.BETTER_SPLIT)
-
     with watched(deployed, NAME) as ratios:
         await turn(**DECODE_HEAVY)
-        await remember(site, START)
-        await site.apply(model(*START, **SPEC, scaling={"mode": "Auto"}))
-        took = [await site.until("the law to hold the split that fits", judged, TURN_SECONDS)]
+        took = [await rule(site, TURN_SECONDS)]
         assert ratios == [f"{START[0]}:{START[1]}"]
 
         async def more_prefill() -> bool:

@@ -12,20 +12,18 @@ from typing import Any, Final
 import pytest
 
 from e2e.cluster import two_nodes
-from e2e.on_kubernetes.conftest import KubernetesSite, site_of
+from e2e.on_kubernetes.conftest import KubernetesSite, needs_own_nodes
 from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
 from e2e.on_kubernetes.disruptions import kill_operators
-from e2e.on_kubernetes.ruled import DECODE_HEAVY, SPEC, START, remember, watched
-from e2e.on_kubernetes.scene import Scene, model
+from e2e.on_kubernetes.ruled import DECODE_HEAVY, SPEC, START, rule, ruled_site, served, watched
+from e2e.on_kubernetes.scene import model
 from forebay_operator import kube as k
-from forebay_operator.decide import reasons
 
 NAME: Final = "faulted"
 TOLD_SECONDS: Final = 90.0
 """The suite's autoscalers write each 5 s, usual ones each 15 s; two writes are told of."""
 
 CLEAR_SECONDS: Final = 120.0
-HELD: Final = (reasons.BALANCED, reasons.BETTER_SPLIT)
 NOWHERE: Final = "http://prometheus.nowhere.svc:9090"
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -33,12 +31,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 @pytest.fixture
 async def site(deployed: Deployed) -> AsyncIterator[KubernetesSite]:
-    async for made in site_of(deployed, NAME):
-        try:
-            yield made
-        finally:
-            await made.stop_traffic()
-            deployed.kubectl("-n", NAMESPACE, "delete", "dm", NAME, "--ignore-not-found", seconds=120)
+    async for made in ruled_site(deployed, NAME):
+        yield made
 
 
 async def _condition(site: KubernetesSite, kind: str) -> tuple[str, str]:
@@ -57,21 +51,10 @@ async def _told(site: KubernetesSite, kind: str, status: str, words: str = "", s
 
 
 async def test_faults_around_the_law_move_nothing_and_clear(deployed: Deployed, site: KubernetesSite) -> None:
-    if not deployed.cluster.built_here:
-        pytest.skip("stops a worker's processes: needs the two nodes built here")
-    scene = Scene(deployed, site)
-    await site.apply(model(*START, **SPEC))
-    await scene.serves(*START)
-    answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
-    assert answer["status"] == 200, answer
+    needs_own_nodes(deployed, "stops a worker's processes")
+    scene = await served(deployed, site)
     await site.start_traffic(streams=60, **DECODE_HEAVY)
-    await remember(site, START)
-    await site.apply(model(*START, **SPEC, scaling={"mode": "Auto"}))
-
-    async def judged() -> bool:
-        return ((await site.model())["status"].get("decision") or {}).get("reason") in HELD
-
-    await site.until("the law to judge the split", judged, CLEAR_SECONDS)
+    await rule(site, CLEAR_SECONDS)
     seconds: dict[str, tuple[float, float]] = {}
     with watched(deployed, NAME) as ratios:
         prometheus = {"mode": "Auto", "metrics": {"source": "Prometheus", "url": NOWHERE}}

@@ -283,7 +283,7 @@ class Pilot:
     def checkpoint(self, capacity: Capacity, *, windows: bool) -> Checkpoint:
         """`windows`: with the last minutes' figures, for a restart within RESUME_SECONDS."""
         memory = self.memory if windows else without_windows(self.memory)
-        believed, starts = _finite(self.believed), list(self.starts)
+        believed, starts = finite(self.believed), list(self.starts)
         return Checkpoint(memory.dump(), capacity.copy(), believed, self.totals, starts, self.began_with)
 
     def checkpoint_due(self, now: float) -> bool:
@@ -369,7 +369,8 @@ def _restore(saved: Mapping[str, Any], now: float) -> Memory:
     return memory
 
 
-def _finite(workers: Workers | None) -> dict[str, float]:
+def finite(workers: Workers | None) -> dict[str, float]:
+    """As a Checkpoint's `believed`."""
     return {} if workers is None else {k: v for k, v in asdict(workers).items() if math.isfinite(v)}
 
 
