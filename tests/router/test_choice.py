@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_router import choice
-from forebay_router.choice import Candidate, Health, NoPair, Pair
+from forebay_router.candidate import Candidate, Health, Key
+from forebay_router.choice import NoPair, Pair
 
 
 def worker(name: str, **values: Any) -> Candidate:
@@ -154,7 +155,7 @@ def test_pair_properties(fleet: list[Candidate], tokens: int, turn: int, rng: An
 
 @given(fleets, st.integers(0, 10**5), st.booleans())
 def test_every_worker_is_tried_once_by_excluding(fleet: list[Candidate], tokens: int, mixed: bool) -> None:
-    tried: set[choice.Key] = set()
+    tried: set[Key] = set()
     while (picked := choice.pick_any(fleet, tokens, 0, tried, mixed=mixed)) is not None:
         assert picked.key not in tried
         tried.add(picked.key)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from forebay_router import choice, gear
-from forebay_router.choice import Candidate, Health, NoPair
+from forebay_router.candidate import Candidate, Health
+from forebay_router.choice import NoPair
 from forebay_router.gear import Policy, Refused, Split, Together, place
 
 ON = Policy(ttft_seconds=1.0, tpot_seconds=0.040, convertible="always", refusal_factor=1.0)

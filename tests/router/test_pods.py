@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forebay_router.choice import Health
+from forebay_router.candidate import Health
 from forebay_router.discovery import Endpoint, View
 from forebay_router.main import parse_args
 from forebay_router.pods import ApiFailed, ApiServer, PodDiscovery, PodTable, worker_of

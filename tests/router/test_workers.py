@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_router.choice import Health
+from forebay_router.candidate import Health
 from forebay_router.discovery import Endpoint
 from forebay_router.workers import TICKET_SECONDS, Worker, Workers
 from forebay_wire.load import LoadReport

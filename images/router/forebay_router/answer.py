@@ -7,7 +7,7 @@ from collections import Counter
 
 from forebay_router.account import Account
 from forebay_router.attempts import BUSY, Attempts
-from forebay_router.choice import Health
+from forebay_router.candidate import Health
 from forebay_router.client_side import ClientSide
 from forebay_router.context import Context
 from forebay_router.course import Course

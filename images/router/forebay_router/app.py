@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from forebay_router import choice, legs, metrics, trust
-from forebay_router.choice import Health
+from forebay_router.candidate import Health
 from forebay_router.client_side import ClientGone
 from forebay_router.context import Context
 from forebay_router.discovery import Discovery, View

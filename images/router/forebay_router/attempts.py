@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from forebay_router.account import Account
-from forebay_router.choice import Key
+from forebay_router.candidate import Key
 from forebay_router.context import Context
 from forebay_router.course import Course
 from forebay_router.upstream import Reply

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from forebay_router import gear
-from forebay_router.choice import Candidate
+from forebay_router.candidate import Candidate
 from forebay_router.legs import ClientCall
 from forebay_router.metrics import RouterMetrics
 from forebay_router.settings import RouterSettings

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from forebay_router import choice
-from forebay_router.choice import Candidate, Health, Key
+from forebay_router.candidate import Candidate, Health, Key
 from forebay_router.context import Context
 from forebay_router.legs import ClientCall, HandOff, Params
 from forebay_router.relay import Delivered

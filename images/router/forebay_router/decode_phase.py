@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from forebay_router.attempts import BUSY, may_retry
-from forebay_router.choice import Key
+from forebay_router.candidate import Key
 from forebay_router.course import Leg
 from forebay_router.phases import Parts
 from forebay_router.relay import Relay

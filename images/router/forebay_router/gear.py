@@ -21,7 +21,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from forebay_router import choice
-from forebay_router.choice import Candidate, Key, NoPair, Pair
+from forebay_router.candidate import Candidate, Key
+from forebay_router.choice import NoPair, Pair
 
 QUEUE_SHARE = 0.7
 """Of the TTFT objective: a prompt that would wait longer in the prefill pool may go to a decoder. The rest covers

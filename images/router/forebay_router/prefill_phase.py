@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from forebay_router import gear
 from forebay_router.attempts import may_retry
-from forebay_router.choice import Candidate, NoPair
+from forebay_router.candidate import Candidate
+from forebay_router.choice import NoPair
 from forebay_router.legs import read_handoff
 from forebay_router.phases import Parts
 from forebay_router.upstream import Reply, WorkerFailed

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from forebay_router import choice
-from forebay_router.choice import Health, Key
+from forebay_router.candidate import Health, Key
 from forebay_router.context import SMALL_REPLY, Context
 from forebay_router.legs import ClientCall
 from forebay_router.upstream import WorkerFailed

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from forebay_router.choice import Candidate, Health
+from forebay_router.candidate import Candidate, Health
 from forebay_router.discovery import Endpoint
 from forebay_router.prefixes import PrefixCache
 from forebay_wire.load import LoadReport

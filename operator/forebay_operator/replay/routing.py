@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
-
 from forebay_engine.perf import PerfModel
 from forebay_operator.api.labels import Pool
 from forebay_operator.replay.worker import Worker, WorkerShape, mixed_chunk
 from forebay_router import gear
-from forebay_router.choice import Candidate, Health, pick_any, pick_decode, pick_prefill
+from forebay_router.candidate import Candidate, Health
+from forebay_router.choice import pick_any, pick_decode, pick_prefill
 
 _READY: Final = Health.READY
 
@@ -29,7 +28,16 @@ class Routing:
     convertible: bool
     refusal_factor: float = 0.0
 
-    def candidate(self, worker: Worker, role: Pool | None, velocity: float) -> Candidate:
+    def candidate(
+        self,
+        worker: Worker,
+        role: Pool | None,
+        velocity: float,
+        decoding: int = 0,
+        waiting_pulls: int = 0,
+        step_seconds: float = 0.0,
+        mixed_velocity: float = 0.0,
+    ) -> Candidate:
         block = self.shape.block_size
         # By position, which takes half the time: two of each worker are made for every request of a replay.
         return Candidate(
@@ -46,6 +54,10 @@ class Routing:
             worker.free_tokens // block,
             self.model.kv_capacity_tokens // block,
             block,
+            decoding,
+            waiting_pulls,
+            step_seconds,
+            mixed_velocity,
         )
 
     def prefill(
@@ -82,24 +94,18 @@ class Routing:
 
     def _decoder(self, worker: Worker, velocity: float) -> Candidate:
         """With what the engine measures of its steps: what joins the batch next counts already."""
-        batch, resident = worker.decoding + worker.waiting_pulls, worker.resident_tokens
-        return replace(
-            self.candidate(worker, "decode", velocity),
-            decoding=batch,
-            waiting_pulls=worker.waiting_pulls,
-            step_seconds=self.model.decode_seconds(batch, resident),
-            mixed_velocity=velocity * self._slowdown(batch, resident),
-        )
+        pulls, resident = worker.waiting_pulls, worker.resident_tokens
+        batch = worker.decoding + pulls
+        step = self.model.step_seconds((), batch, resident)
+        return self.candidate(worker, "decode", velocity, batch, pulls, step, self._mixed(batch, resident, velocity))
 
-    def _slowdown(self, batch: int, resident: int) -> float:
-        """Prefill velocity beside `batch` decodes over that of a worker that only computes prompts."""
+    def _mixed(self, batch: int, resident: int, velocity: float) -> float:
+        """Prompt tokens a second beside `batch` decodes: `velocity`, that of a worker without decodes, at most."""
         if not batch:
-            return 1.0
-        limit = self.shape.mixed_step_seconds
-        alone = self.shape.max_batched_tokens
-        chunk = min(mixed_chunk(self.model, batch, resident, 0, limit), max(1, alone - batch))
-        mixed = self.model.step_seconds([(chunk, 0)], batch, resident)
-        return min(1.0, chunk / mixed * self.model.prefill_seconds(alone) / alone)
+            return velocity
+        most = max(1, self.shape.max_batched_tokens - batch)
+        chunk = min(most, mixed_chunk(self.model, batch, resident, 0, self.shape.mixed_step_seconds))
+        return min(velocity, chunk / self.model.step_seconds(((chunk, 0),), batch, resident))
 
     def decode(self, workers: Sequence[Worker], tokens: int, turn: int) -> int | None:
         picked = pick_decode([self.candidate(w, "decode", 1.0) for w in workers], tokens, turn)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench import rescale
-from bench.rescale import Case, Rows
+from bench.rescale import __main__ as rescale
+from bench.rescale import run
+from bench.rescale.cases import Case, tasks
+from bench.rescale.play import play
+from bench.rescale.rows import Rows, where_of
+from bench.rescale.summary import summary, table
 
 
 def test_the_short_form_runs_in_slices_and_ours_is_no_worse_than_standing_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tmp_path / "rows.jsonl"
-    base = ["bench.rescale", "--short", "--rows", str(rows)]
-    monkeypatch.setattr(sys, "argv", [*base, "--where", "policy=fixed:4:4,forebay", "--where", "convertible=off"])
-    rescale.main()
+    base = ["--short", "--interpreted", "--rows", str(rows)]
+    rescale.main([*base, "--where", "policy=fixed:4:4,forebay", "--where", "convertible=off"])
     out, said = capsys.readouterr()
     result = json.loads(out)
     assert "left out: the traces azure-code" in said
@@ -30,13 +32,12 @@ def test_the_short_form_runs_in_slices_and_ours_is_no_worse_than_standing_still(
     assert role["attainment"]["forebay"] >= role["start_split_attainment"] - 0.5
     assert found["replica-30"]["attainment"]["forebay"] >= found["replica-30"]["start_split_attainment"] - 1
     # Going on from the file runs nothing again.
-    monkeypatch.setattr(rescale, "play", None)
-    monkeypatch.setattr(sys, "argv", [*base, "--where", "policy=forebay", "--where", "gear=role", "--table"])
+    monkeypatch.setattr(run, "play", None)
     size = len(rows.read_text().splitlines())
     monkeypatch.setattr(
-        rescale, "short_cases", lambda: iter([Case("mix", "heavy", "role", False, "forebay", 0, scale=0.15)])
+        run, "short_cases", lambda: iter([Case("mix", "heavy", "role", False, "forebay", 0, scale=0.15)])
     )
-    rescale.main()
+    rescale.main([*base, "--where", "policy=forebay", "--where", "gear=role", "--table"])
     assert len(rows.read_text().splitlines()) == size
     assert "mix heavy" in capsys.readouterr().out
 
@@ -44,11 +45,11 @@ def test_the_short_form_runs_in_slices_and_ours_is_no_worse_than_standing_still(
 def test_fixed_splits_are_shared_by_gears_and_the_oracle() -> None:
     case = Case("mix", "light", "role", False, "fixed:4:4", 0, scale=0.02)
     slow = replace(case, gear="replica-120")
-    assert rescale.tasks([case, slow, replace(case, policy="oracle"), replace(case, policy="forebay")]) == [
+    assert tasks([case, slow, replace(case, policy="oracle"), replace(case, policy="forebay")]) == [
         [case, slow, replace(case, policy="oracle")],
         [replace(case, policy="forebay")],
     ]
-    one, two = rescale.play([case, slow])
+    one, two = play([case, slow])
     assert {**one, "gear": "", "cpu_s": 0} == {**two, "gear": "", "cpu_s": 0}
     assert (one["gear"], two["gear"]) == ("role", "replica-120")
 
@@ -77,15 +78,13 @@ def test_the_summary_names_the_best() -> None:
             ("fixed:3:5", 0, 94.0, 0),
         )
     ]
-    (line,) = rescale.summary(rows)
+    (line,) = summary(rows)
     assert line["attainment"] == {"forebay": 97.0, "demand": 95.0, "hpa": 96.0}
     assert line["moves"] == {"forebay": 5, "demand": 50, "hpa": 2}
     assert (line["best_fixed"], line["start_split_attainment"], line["best_other"]) == ("fixed:3:5", 90.0, "hpa")
-    assert "| mix heavy | role | off | 97.0 (5) | 95.0 (50) | 96.0 hpa | 94.0 fixed:3:5 | 90.0 | - |" in rescale.table(
-        [line]
-    )
+    assert "| mix heavy | role | off | 97.0 (5) | 95.0 (50) | 96.0 hpa | 94.0 fixed:3:5 | 90.0 | - |" in table([line])
 
 
 def test_a_column_that_is_none_is_said() -> None:
     with pytest.raises(SystemExit, match="'speed' is no column; use one of mix, level"):
-        rescale.where_of(["speed=1"])
+        where_of(["speed=1"])

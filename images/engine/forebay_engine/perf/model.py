@@ -95,20 +95,23 @@ class PerfModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """A mixed step: chunks of (new tokens, context before) and `batch` decoding sequences. 0 for an empty one."""
         if not chunks and not batch:
             return 0.0
-        new = sum(n for n, _ in chunks)
-        pairs = sum(n * p + n * n / 2 for n, p in chunks)
-        compute = (
-            self.token_seconds * (new + batch)
-            + self.attention_seconds * pairs
-            + self.knee_seconds * max(0.0, new - self.knee_tokens)
-        )
+        fixed = self.overhead_seconds
+        compute = self.token_seconds * batch
+        context = 0
+        if chunks:
+            new, pairs = 0, 0.0
+            for n, p in chunks:
+                new += n
+                pairs += n * p + n * n / 2
+                context += p
+            compute = self.token_seconds * (new + batch) + self.attention_seconds * pairs
+            if new > self.knee_tokens:
+                compute += self.knee_seconds * (new - self.knee_tokens)
+            fixed += self.prefill_overhead_seconds
         memory = (
-            self.weights_seconds
-            + self.sequence_seconds * batch
-            + self.resident_seconds * (resident_tokens + sum(p for _, p in chunks))
+            self.weights_seconds + self.sequence_seconds * batch + self.resident_seconds * (resident_tokens + context)
         )
-        fixed = self.overhead_seconds + (self.prefill_overhead_seconds if chunks else 0.0)
-        return fixed + max(compute, memory)
+        return fixed + (compute if compute > memory else memory)
 
     def handoff_seconds(self, num_tokens: int) -> float:
         """Moving the KV of `num_tokens` tokens to another worker."""
