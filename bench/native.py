@@ -1,4 +1,4 @@
-"""The replay's inner loops, compiled by mypyc as they are: the same rows in a third of the time.
+"""The inner loops of the replay and of the law, compiled by mypyc as they are: the same answers in a third of the time.
 
 Built once for each state of the sources, into the user's cache and never beside them: an edited file is compiled
 again, never shadowed by what it was. It wants a C compiler; without one, and for every other use of these modules, the

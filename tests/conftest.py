@@ -17,6 +17,17 @@ settings.register_profile("forebay", derandomize=True, deadline=None)
 settings.load_profile("forebay")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """`-m soak` runs the law's and the replay's inner loops compiled, before any test module imports them."""
+    if config.option.markexpr == "soak":
+        from bench import native
+
+        try:
+            native.use(native.built())
+        except native.NotBuilt as missing:
+            print(f"the soak's inner loops are not compiled, and take up to three times as long: {missing}")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What tests found and have to say although they passed: `record_property("found", text)`."""
     reports = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]

@@ -71,6 +71,11 @@ def setup_of(options: ReplayOptions) -> Setup:
     drain = DRAIN_SECONDS if options.drain_seconds is None else options.drain_seconds
     if not drain >= 0:
         raise ReplayError(f"--drain is {drain:g}; write seconds from 0, or leave it out for {DRAIN_SECONDS:g}")
+    if options.drain_seconds is not None and not gear.drains:
+        raise ReplayError(
+            f"--drain {drain:g} has no effect where workers change roles, for they finish what they have; "
+            "add --gear replica-N, or leave it out"
+        )
     start = options.start or f"{options.workers // 2}:{options.workers - options.workers // 2}"
     return Setup(
         model=model,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from bench import native
+
 from forebay_operator.replay.fast import FastWorker
 
 ROWS = """
