@@ -7,7 +7,7 @@ repository. A file that is not there is replaced by made-up traffic of the same 
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from forebay_operator.replay.chain import Segment, chain
@@ -42,6 +42,8 @@ def use(folder: Path | None) -> None:
     """Read traces from `folder` from now on."""
     global _folder
     _folder = folder
+    for made in (source, alone, mixed):
+        made.cache_clear()
 
 
 def missing(folder: Path | None) -> list[str]:
@@ -68,11 +70,13 @@ def source(name: str) -> Trace:
     return read(_folder / path, format_name)
 
 
+@lru_cache(maxsize=1)
 def alone(name: str, rate: float, seed: int, scale: float = 1.0) -> Trace:
     """One trace at `rate` requests/s for 40 minutes; `scale` multiplies the length."""
     return chain([Segment(source(name), rate=rate, seconds=ALONE_SECONDS * scale)], seed)
 
 
+@lru_cache(maxsize=2)
 def mixed(mix: str, level: str, seed: int, scale: float = 1.0) -> Trace:
     """One of PARTS at the rates of `level`; `scale` multiplies the parts' length."""
     rates = dict(zip((CONV, CODE, R1), RATES[level], strict=True))

@@ -236,8 +236,9 @@ def _follow_tracks(
     seconds: float, serving: Split, splits: list[Split], estimate: Estimate, model: fluid.Model, memory: Memory
 ) -> None:
     """Run the last interval's arrivals through every split's shadow, and through what really served."""
-    if seconds <= 0:
-        return
+    # Of two looks within half a second the second one rolls no arrivals; yet each split has a shadow after it, those
+    # that were no candidates before too.
+    seconds = max(0.0, seconds)
     load = estimate.load(seconds)
     keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
     requests = sum(load.requests)

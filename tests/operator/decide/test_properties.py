@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forebay_operator.api.ratio import Ratio
 from forebay_operator.decide import Bounds, Decision, Gear, Memory, decide, reasons
 from forebay_operator.decide.project import broken
+from forebay_operator.observe.traffic import Arrivals
 from support.observations import Source, follow, policy, settle
 
 LOADS = st.tuples(
@@ -135,6 +136,42 @@ test_more_prefill_demand_never_does_for_long = pytest.mark.timeout(3600)(
 )
 def test_more_prefill_demand_in_a_slow_gear(case: tuple[int, int, int, float, float]) -> None:
     check_more_prefill_demand(*case[:4], Gear(case[4], drains=True))
+
+
+LOOKS = st.lists(
+    st.tuples(
+        st.sampled_from([0.1, 0.4, 0.5, 0.6, 1.0, 1.4, 5.0]),
+        st.integers(2, 40),
+        st.integers(1, 200),
+        st.integers(10, 5000),
+        st.integers(1, 1500),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOOKS, GEARS, st.booleans())
+def test_it_answers_at_any_moment_and_for_any_number_of_workers(
+    looks: list[tuple[float, int, int, int, int]], gear: Gear, remembered: bool
+) -> None:
+    """Looks come late, early and twice in a second; workers come and go, and of many not every split is rolled out."""
+    law = policy(gear=gear)
+    source = Source(prefill=10, decode=10, rate=40)
+    _, memory = settle(source, law)
+    if not remembered:
+        memory.tracks, memory.look = {}, None
+    for seconds, workers, rate, prompt, output in looks:
+        prefill = max(1, min(source.prefill, workers - 1))
+        source.prefill, source.decode = prefill, workers - prefill
+        source.rate, source.prompt, source.output = rate, prompt, output
+        before = int(source.at)
+        seen = source.tick(seconds)
+        arrivals = tuple(Arrivals(at + 1.0, rate, rate * prompt) for at in range(before, int(source.at)))
+        decision, memory = decide(dataclasses.replace(seen, arrivals=arrivals), law, memory, source.at)
+        assert decision.target.total == workers
+        source.move(decision.target.prefill)
 
 
 NUMBERS = st.one_of(st.integers(-(10**20), 10**20), st.floats(), st.just(0))
