@@ -7,6 +7,7 @@ sources run as they are.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -15,7 +16,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -40,54 +40,107 @@ SOURCES = {
 drops what a class statement tells its metaclass."""
 
 MODULES = frozenset(name for names in SOURCES.values() for name in names)
-BUILD_SECONDS = 600.0
-KEPT_SECONDS = 7 * 86400.0
-"""How long a build that nobody uses any more stays."""
+BUILD_SECONDS = 400.0
+KEPT = 8
+"""Builds, of as many states of the sources; the ones used last stay."""
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay" / "native"
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 
 
 class NotBuilt(RuntimeError):
-    """What is missing, or the last lines that the compiler said."""
+    """Nothing compiled can be used: why."""
 
 
-def built(cache: Path = CACHE) -> Path:
+class Missing(NotBuilt):
+    """What this machine lacks for building, or where it may not write."""
+
+
+def built(cache: Path | None = None) -> Path:
     """The folder of the modules compiled from the sources as they are now; takes half a minute the first time.
 
-    Raises NotBuilt.
+    `cache`: where builds are kept; None: below the user's cache. Raises Missing, or NotBuilt with what went wrong.
     """
-    folder = cache / _digest()
-    if folder.is_dir():
-        folder.touch()
-        return folder
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(compiler) is None:
-        raise NotBuilt(f"no C compiler: {compiler} is not on PATH")
-    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
-        raise NotBuilt(f"no headers of Python {sys.version_info.major}.{sys.version_info.minor} (python3-dev)")
-    print("compiling the replay's inner loops (half a minute, once)", file=sys.stderr, flush=True)
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as work:
-        _build(Path(work))
-        try:
-            Path(work, "lib").rename(folder)
-        except OSError:
-            # Another process was first.
-            if not folder.is_dir():
-                raise
-    for other in cache.iterdir():
-        if time.time() - other.stat().st_mtime > KEPT_SECONDS:
-            shutil.rmtree(other, ignore_errors=True)
+    try:
+        cache = cache or _cache()
+        folder = cache / _digest()
+        if _complete(folder):
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+            return folder
+        _check_tools()
+        print("compiling the replay's inner loops (half a minute, once)", file=sys.stderr, flush=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix="building-", ignore_cleanup_errors=True) as work:
+            _build(Path(work))
+            if cache / _digest() != folder:
+                raise NotBuilt("sources were edited while they were compiled")
+            _take(Path(work, "lib"), folder)
+        _forget(cache)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise Missing(f"{error.name} is not installed (pip install -e '.[dev]')") from error
+    except OSError as error:
+        raise Missing(f"{error.filename or cache}: {error.strerror or error}") from error
     return folder
 
 
+def _cache() -> Path:
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise Missing(str(error)) from error
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "forebay" / "native"
+
+
+def _compiler() -> str:
+    return (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+
+
+def _check_tools() -> None:
+    if shutil.which(_compiler()) is None:
+        raise Missing(f"no C compiler: {_compiler()} is not on PATH")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+        raise Missing(f"no headers of Python {sys.version_info.major}.{sys.version_info.minor} (python3-dev)")
+
+
+def _complete(folder: Path) -> bool:
+    """One that is being removed, or was half, is none."""
+    return any(folder.glob("*__mypyc*")) and all(_library(folder, name).is_file() for name in MODULES)
+
+
+def _library(folder: Path, module: str) -> Path:
+    return folder / f"{module.replace('.', os.sep)}{SUFFIX}"
+
+
+def _take(made: Path, folder: Path) -> None:
+    if not _complete(made):
+        raise NotBuilt("the compiler said nothing and left modules out")
+    if not _complete(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        made.rename(folder)
+    except OSError:
+        # Another process was first.
+        if not _complete(folder):
+            raise
+
+
+def _forget(cache: Path) -> None:
+    """All but the builds used last. Others may do the same at the same time."""
+    used: list[tuple[float, Path]] = []
+    for folder in cache.iterdir():
+        with contextlib.suppress(OSError):
+            used.append((folder.stat().st_mtime, folder))
+    for _, folder in sorted(used, reverse=True)[KEPT:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def use(folder: Path | None) -> None:
-    """From now on import MODULES from `folder`; None: as they are. Before any of them is imported."""
+    """From now on import MODULES from `folder`; None: as they are. Raises NotBuilt when one was imported before."""
     if folder is None:
         return
     early = sorted(MODULES & sys.modules.keys())
     if early:
-        raise RuntimeError(f"{', '.join(early)} were imported before their compiled forms could be")
+        raise NotBuilt(f"{', '.join(early)} were imported before their compiled forms could be")
     # The code that they share lies beside the packages.
     sys.path.append(str(folder))
     sys.meta_path.insert(0, _Compiled(folder))
@@ -102,8 +155,11 @@ class _Compiled(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in MODULES:
             return None
-        package = fullname.rpartition(".")[0].replace(".", os.sep)
-        return PathFinder.find_spec(fullname, [str(self._folder / package)])
+        found = PathFinder.find_spec(fullname, [str(_library(self._folder, fullname).parent)])
+        if found is None:
+            # Not to be found as a source instead, without a word.
+            raise ImportError(f"{fullname}: its compiled form is gone from {self._folder}", name=fullname)
+        return found
 
 
 def _files() -> list[Path]:
@@ -111,8 +167,17 @@ def _files() -> list[Path]:
 
 
 def _digest() -> str:
-    """Of all sources, for compiled code relies on what other modules' types were, and of what compiles them."""
-    digest = hashlib.sha256(f"{importlib.metadata.version('mypy')} {sys.version} {sorted(MODULES)}".encode())
+    """Of all sources, for compiled code relies on what other modules' types were, and of what compiles them how."""
+    made_by = (
+        importlib.metadata.version("mypy"),
+        sys.version,
+        sysconfig.get_platform(),
+        _compiler(),
+        os.environ.get("CFLAGS", ""),
+        sorted(MODULES),
+        _SCRIPT,
+    )
+    digest = hashlib.sha256(repr(made_by).encode())
     for folder in ("operator", "images"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())

@@ -18,14 +18,17 @@ settings.load_profile("forebay")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`-m soak` runs the law's and the replay's inner loops compiled, before any test module imports them."""
+    """`-m soak` runs the law's and the replay's inner loops compiled.
+
+    For all of `tests`: the conftest.py of a folder that is named alone may have imported them by now.
+    """
     if config.option.markexpr == "soak":
         from bench import native
 
         try:
             native.use(native.built())
-        except native.NotBuilt as missing:
-            print(f"the soak's inner loops are not compiled, and take up to three times as long: {missing}")
+        except native.NotBuilt as why:
+            print(f"the soak's inner loops are not compiled, and take up to three times as long: {why}")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -40,22 +40,22 @@ def summary(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def table(lines: list[dict[str, object]]) -> str:
-    """The summary for docs/rescaling.md."""
-    head = ["mix", "gear", "convertible", "forebay", "demand", "best other law", "best fixed", "4:4", "oracle"]
+    """The summary as docs/rescaling.md has it: attainment and, in parentheses, moves of each law."""
+    head = ["mix", "gear", "convertible", *LAWS, "best fixed", "4:4", "oracle"]
     text = [" | ".join(["", *head, ""]).strip(), "|".join(["", *["---"] * len(head), ""])]
     for line in lines:
         attained, moves = line["attainment"], line["moves"]
         assert isinstance(attained, dict)
         assert isinstance(moves, dict)
-
-        def law(name: str, attained: dict[str, float] = attained, moves: dict[str, float] = moves) -> str:
-            return f"{attained[name]:.1f} ({moves[name]:g})" if name in attained else "-"
-
-        mix = " ".join(str(line[name]) for name in ("mix", "level", "variant") if line[name])
-        best = f"{line['best_fixed_attainment']:.1f} {line['best_fixed']}" if "best_fixed" in line else "-"
-        start = f"{line['start_split_attainment']:.1f}" if line.get("start_split_attainment") is not None else "-"
-        other = f"{line['best_other_attainment']:.1f} {line['best_other']}" if "best_other" in line else "-"
-        oracle = f"{attained['oracle']:.1f}" if "oracle" in attained else "-"
-        cells = [mix, line["gear"], line["convertible"], law("forebay"), law("demand"), other, best, start, oracle]
+        named = {"own": "alone", "heavy": ""}
+        mix = " ".join(named.get(str(line[name]), str(line[name])) for name in ("mix", "level", "variant"))
+        laws = [f"{attained[law]:.1f} ({moves[law]:.0f})" if law in attained else "-" for law in LAWS]
+        best, start = line.get("best_fixed"), line.get("start_split_attainment")
+        cells = [
+            *(" ".join(mix.split()), line["gear"], line["convertible"], *laws),
+            f"{line['best_fixed_attainment']:.1f} {str(best).removeprefix('fixed:')}" if best else "-",
+            f"{start:.1f}" if start is not None else "-",
+            f"{attained['oracle']:.1f}" if "oracle" in attained else "-",
+        ]
         text.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(text)

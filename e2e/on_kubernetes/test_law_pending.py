@@ -22,11 +22,14 @@ START: Final = (1, 1)
 PREFILL_HEAVY: Final = {"rate": 3.1, "fresh": 1500, "tokens": 8}
 """0.93 prefill workers: one bears it, and the law wants two (0.93 / 0.8, less a tolerance of a tenth)."""
 
-LOOK_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 300.0
+"""Windows fill in a minute and growth waits for another: 117 s were seen, on a busy machine."""
+
+TOLD_SECONDS: Final = 120.0
 HELD_SECONDS: Final = 90.0
 """After it was undone; it may be asked for again after 15 minutes."""
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ async def test_a_pod_that_is_pending_for_ever(deployed: Deployed, site: Kubernet
         return (await condition())[:2] == ("True", "NoRoom") and len(await site.pods()) == sum(START)
 
     asked = await site.until("the law asks for another prefill worker", pending, LOOK_SECONDS)
-    told = await site.until("it is undone and told", undone, PENDING_LEAST_SECONDS + LOOK_SECONDS)
+    told = await site.until("it is undone and told", undone, PENDING_LEAST_SECONDS + TOLD_SECONDS)
     message = (await condition())[2]
     ends = asyncio.get_running_loop().time() + HELD_SECONDS
     while asyncio.get_running_loop().time() < ends:
@@ -78,6 +81,6 @@ async def test_a_pod_that_is_pending_for_ever(deployed: Deployed, site: Kubernet
     about = [event for event in events if event.get("reason") == "WorkerUndone" and event["regarding"]["name"] == NAME]
     print(f"\nasked for after {asked:.0f} s, undone after {told:.0f} s: {message}; {streams['count']} streams, "
           f"begun late {streams['late']}")  # fmt: skip
-    assert "1 found a node within 300 s" in message
+    assert "2 workers were asked for and 1 found a node within" in message
     assert [event.get("series", {}).get("count", 1) for event in about] == [1]
     assert (streams["lost"], streams["wrong"], streams["cut"]) == (0, 0, 0), streams

@@ -107,6 +107,7 @@ def valued(
     transit = seconds + (drain_decode + drain_prefill) / 2
     on_wrong_side = transit + (NOTICE_DRAIN_SECONDS if gear.drains else NOTICE_SECONDS)
     _follow_tracks(observation_seconds, serving, splits, estimate, model, memory)
+    real = memory.tracks["real"].share
 
     # A slow move can't save a split that drowns: telling two of them apart only moves workers out of service.
     cap = fluid.CLEAR_SECONDS if gear.slow else math.inf
@@ -169,8 +170,9 @@ def valued(
                 fluid.roll(*args, scale=STRESS, decode_scale=decode_scale, slot=2, horizon=on_wrong_side, cap=cap)
             )
             cost = (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
-            track = memory.tracks.get(str(q.prefill))
-            costs[q].append((1 - beta) * cost + beta * (track.share if track else 0.0))
+            track = memory.tracks[str(q.prefill)]
+            # Of a split whose shadow has seen nothing yet, only what was really missed is known.
+            costs[q].append((1 - beta) * cost + beta * (track.share if track.offered else real))
     stay = costs[target]
     band = BAND[0] + BAND[1] * slow
     options = [
@@ -182,8 +184,7 @@ def valued(
         for q, cost in costs.items()
     ]
     options.sort(key=lambda o: (-o.gain, abs(o.split.prefill - target.prefill)))
-    real = memory.tracks["real"].share
-    least = min(track.share for key, track in memory.tracks.items() if key != "real")
+    least = min((t.share for key, t in memory.tracks.items() if key != "real" and t.offered), default=real)
     # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
     debt = max(0.0, real - least) if memory.moves else 0.0
     bar = min(BAR_MOST, BAR + DEBT * debt * slow + FLAP * flaps(memory.moves, now))
@@ -238,9 +239,8 @@ def _follow_tracks(
     """Run the last interval's arrivals through every split's shadow, and through what really served."""
     # Of two looks within half a second the second one rolls no arrivals; yet each split has a shadow after it, those
     # that were no candidates before too.
-    seconds = max(0.0, seconds)
-    load = estimate.load(seconds)
-    keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
+    load = estimate.load(max(0.0, seconds))
+    keep = min(1.0, max(0.0, 1 - seconds / MEMORY_SECONDS))
     requests = sum(load.requests)
     past = memory.traffic
     memory.traffic = Traffic(

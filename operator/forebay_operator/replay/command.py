@@ -73,8 +73,8 @@ def setup_of(options: ReplayOptions) -> Setup:
         raise ReplayError(f"--drain is {drain:g}; write seconds from 0, or leave it out for {DRAIN_SECONDS:g}")
     if options.drain_seconds is not None and not gear.drains:
         raise ReplayError(
-            f"--drain {drain:g} has no effect where workers change roles, for they finish what they have; "
-            "add --gear replica-N, or leave it out"
+            f"--drain {drain:g} has no effect where workers change roles, for they finish what they have; leave it "
+            "out, or ask for --gear replica-N or --replica-start-s (and no --role-switch-s)"
         )
     start = options.start or f"{options.workers // 2}:{options.workers - options.workers // 2}"
     return Setup(

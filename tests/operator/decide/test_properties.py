@@ -174,6 +174,18 @@ def test_it_answers_at_any_moment_and_for_any_number_of_workers(
         source.move(decision.target.prefill)
 
 
+def test_a_first_look_in_the_second_that_its_memory_ends_with() -> None:
+    """As bench.observe begins, and a leader that reads what another one has just written: no arrivals to roll out."""
+    source = Source(prefill=10, decode=10, rate=40)
+    _, memory = settle(source, policy())
+    memory.tracks, memory.look = {}, None
+    seen = dataclasses.replace(source.tick(0.1), arrivals=())
+    decision, memory = decide(seen, policy(), memory, source.at)
+    assert decision.reason == reasons.BALANCED
+    assert {track.offered for track in memory.tracks.values()} == {0.0}
+    assert decision.inputs["bar"] == 0.02
+
+
 NUMBERS = st.one_of(st.integers(-(10**20), 10**20), st.floats(), st.just(0))
 
 

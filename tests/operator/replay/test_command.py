@@ -129,6 +129,7 @@ def test_without_matplotlib_the_remedy_is_told(trace: Path, tmp_path: Path, monk
         (["--drain", "-1"], "--drain is -1; write seconds from 0"),
         (["--drain", "nan"], "--drain is nan"),
         (["--drain", "60"], "--drain 60 has no effect where workers change roles"),
+        (["--role-switch-s", "5", "--drain", "60"], "or ask for --gear replica-N or --replica-start-s (and no --role"),
     ],
 )
 def test_bad_options_exit_2_with_the_remedy(trace: Path, arguments: list[str], said: str) -> None:
