@@ -31,8 +31,11 @@ class Rows:
             with self._path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
+    def of(self, case: Case) -> dict[str, object] | None:
+        return self.done.get((*case.columns.values(), case.scale))
+
     def has(self, case: Case) -> bool:
-        return (*case.columns.values(), case.scale) in self.done
+        return self.of(case) is not None
 
 
 Where = dict[str, set[str]]

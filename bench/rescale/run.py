@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, compiled: Path | None) -> None:
             if time.monotonic() > deadline and left:
                 say(f"left out: {left} of {len(wanted)} rows, time is up (--minutes)")
                 break
-    found = [rows.done[key] for case in wanted if (key := (*case.columns.values(), case.scale)) in rows.done]
+    found = [row for case in wanted if (row := rows.of(case)) is not None]
     lines = summary(found)
     if arguments.table:
         print(table(lines))

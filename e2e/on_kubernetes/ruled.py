@@ -76,14 +76,22 @@ async def ruled_site(deployed: Deployed, name: str) -> AsyncIterator[KubernetesS
             deployed.kubectl("-n", NAMESPACE, "delete", "dm", name, "--ignore-not-found", seconds=120)
 
 
-async def served(deployed: Deployed, site: KubernetesSite) -> Scene:
-    """The model answers at START; no law decides yet."""
+async def served(
+    deployed: Deployed, site: KubernetesSite, made: dict[str, Any] | None = None, start: tuple[int, int] = START
+) -> Scene:
+    """The model, or another one that was `made`, answers at `start`; no law decides yet."""
     scene = Scene(deployed, site)
-    await site.apply(model(*START, **SPEC))
-    await scene.serves(*START)
+    await site.apply(made or model(*START, **SPEC))
+    await scene.serves(*start)
     answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
     assert answer["status"] == 200, answer
     return scene
+
+
+async def condition(site: KubernetesSite, kind: str) -> dict[str, Any]:
+    """Empty where there is none of that kind."""
+    held = (await site.model())["status"].get("conditions", [])
+    return next((c for c in held if c["type"] == kind), {})
 
 
 async def rule(site: KubernetesSite, seconds: float) -> float:

@@ -7,7 +7,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -15,7 +15,7 @@ from e2e.cluster import two_nodes
 from e2e.on_kubernetes.conftest import KubernetesSite, needs_own_nodes
 from e2e.on_kubernetes.deployed import NAMESPACE, Deployed
 from e2e.on_kubernetes.disruptions import kill_operators
-from e2e.on_kubernetes.ruled import DECODE_HEAVY, SPEC, START, rule, ruled_site, served, watched
+from e2e.on_kubernetes.ruled import DECODE_HEAVY, SPEC, START, condition, rule, ruled_site, served, watched
 from e2e.on_kubernetes.scene import model
 from forebay_operator import kube as k
 
@@ -35,17 +35,10 @@ async def site(deployed: Deployed) -> AsyncIterator[KubernetesSite]:
         yield made
 
 
-async def _condition(site: KubernetesSite, kind: str) -> tuple[str, str]:
-    """Its status and message."""
-    held = (await site.model())["status"].get("conditions", [])
-    found: dict[str, Any] = next((c for c in held if c["type"] == kind), {})
-    return found.get("status", ""), found.get("message", "")
-
-
 async def _told(site: KubernetesSite, kind: str, status: str, words: str = "", seconds: float = TOLD_SECONDS) -> float:
     async def told() -> bool:
-        is_, message = await _condition(site, kind)
-        return is_ == status and words in message
+        found = await condition(site, kind)
+        return found.get("status") == status and words in found["message"]
 
     return await site.until(f"{kind} {status} with {words!r}", told, seconds)
 

@@ -10,8 +10,8 @@ import pytest
 
 from e2e.on_kubernetes.conftest import KubernetesSite
 from e2e.on_kubernetes.deployed import GPUS, NAMESPACE, Deployed
-from e2e.on_kubernetes.ruled import SPEC, remember, ruled_site
-from e2e.on_kubernetes.scene import Scene, model
+from e2e.on_kubernetes.ruled import SPEC, condition, remember, ruled_site, served
+from e2e.on_kubernetes.scene import model
 from forebay_operator import kube as k
 from forebay_operator.homes import PENDING_LEAST_SECONDS
 
@@ -47,11 +47,7 @@ def _model(mode: str) -> dict[str, Any]:
 
 
 async def test_a_pod_that_is_pending_for_ever(deployed: Deployed, site: KubernetesSite) -> None:
-    scene = Scene(deployed, site)
-    await site.apply(_model("Off"))
-    await scene.serves(*START)
-    answer = await site.ask({"model": "assistant", "prompt": "ready?", "max_tokens": 1}, patience=30)
-    assert answer["status"] == 200, answer
+    scene = await served(deployed, site, _model("Off"), START)
     await site.start_traffic(streams=60, **PREFILL_HEAVY)
     await remember(site, START)
     await site.apply(_model("Auto"))
@@ -60,17 +56,14 @@ async def test_a_pod_that_is_pending_for_ever(deployed: Deployed, site: Kubernet
         pods = await site.pods(pool="prefill")
         return any(pod["status"].get("phase") == "Pending" for pod in pods)
 
-    async def condition() -> tuple[str, str, str]:
-        held = (await site.model())["status"].get("conditions", [])
-        found: dict[str, Any] = next((c for c in held if c["type"] == "ScalingLimited"), {})
-        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
-
     async def undone() -> bool:
-        return (await condition())[:2] == ("True", "NoRoom") and len(await site.pods()) == sum(START)
+        found = await condition(site, "ScalingLimited")
+        told = (found.get("status"), found.get("reason")) == ("True", "NoRoom")
+        return told and len(await site.pods()) == sum(START)
 
     asked = await site.until("the law asks for another prefill worker", pending, LOOK_SECONDS)
     told = await site.until("it is undone and told", undone, PENDING_LEAST_SECONDS + TOLD_SECONDS)
-    message = (await condition())[2]
+    message = (await condition(site, "ScalingLimited"))["message"]
     ends = asyncio.get_running_loop().time() + HELD_SECONDS
     while asyncio.get_running_loop().time() < ends:
         assert len(await site.pods()) == sum(START), "it is not asked for again so soon"

@@ -239,8 +239,8 @@ def _follow_tracks(
     """Run the last interval's arrivals through every split's shadow, and through what really served."""
     # Of two looks within half a second the second one rolls no arrivals; yet each split has a shadow after it, those
     # that were no candidates before too.
-    load = estimate.load(max(0.0, seconds))
-    keep = min(1.0, max(0.0, 1 - seconds / MEMORY_SECONDS))
+    load = estimate.load(seconds)
+    keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
     requests = sum(load.requests)
     past = memory.traffic
     memory.traffic = Traffic(

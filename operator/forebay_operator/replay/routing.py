@@ -96,7 +96,7 @@ class Routing:
         """With what the engine measures of its steps: what joins the batch next counts already."""
         pulls, resident = worker.waiting_pulls, worker.resident_tokens
         batch = worker.decoding + pulls
-        step = self.model.step_seconds((), batch, resident)
+        step = self.model.decode_seconds(batch, resident)
         return self.candidate(worker, "decode", velocity, batch, pulls, step, self._mixed(batch, resident, velocity))
 
     def _mixed(self, batch: int, resident: int, velocity: float) -> float:
