@@ -38,9 +38,13 @@ def prefill_seconds(candidate: Candidate, prompt_tokens: int, velocity: float) -
     """Expected time until this prompt is computed there: its queue and what of it is not cached, at the worker's
     measured velocity.
 
-    `velocity` stands in where the worker has not measured its own.
+    `velocity` stands in where the worker has not measured its own. One that has just changed roles still decodes what
+    it had: prompts get what its mixed steps leave.
     """
-    return (candidate.queued_tokens + candidate.uncached(prompt_tokens)) / (candidate.velocity or velocity)
+    speed = candidate.velocity or velocity
+    if candidate.decoding and 0 < candidate.mixed_velocity < speed:
+        speed = candidate.mixed_velocity
+    return (candidate.queued_tokens + candidate.uncached(prompt_tokens)) / speed
 
 
 def known_velocity(candidates: Iterable[Candidate]) -> float | None:

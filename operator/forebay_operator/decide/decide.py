@@ -13,6 +13,7 @@ from forebay_operator.decide import attribute, reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import SHORT_SECONDS, WINDOW_SECONDS, Estimate, absorb, estimate
 from forebay_operator.decide.memory import Look, Memory, Moved
+from forebay_operator.decide.minute import NOTHING, WAIT_SECONDS
 from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
 from forebay_operator.decide.regime import lasted
 from forebay_operator.decide.size import sized
@@ -30,7 +31,6 @@ IDLE = 0.5
 """Utilisation below which neither role's requests wait for long, whatever the split."""
 
 LEAN_SECONDS = 60.0
-LEAN_LOSS = 0.002
 MOST_CANDIDATES = 10
 DROP_SECONDS = 720.0
 """A move that has not ended after its gear's time and this is no longer waited for: a drain's ten minutes, and two."""
@@ -182,7 +182,7 @@ class _Call:
             memory.confirming = 0
             return rescued
         sound = [option for option in found.options if not self._starves(option.split, seen)]
-        paid = [option for option in sound if option.split not in found.unpaid]
+        paid = [option for option in sound if option.split not in found.unpaid and option.split not in found.early]
         best = paid[0]
         if best.split == self.before or best.gain < found.bar:
             self._unconfirm()
@@ -237,13 +237,18 @@ class _Call:
         return max((o for o in options if str(o.split.prefill) in least), key=lambda o: least[str(o.split.prefill)])
 
     def _stay(self, found: Valued, best: Option) -> Decision:
-        """Why nothing is gained, or why what would be may not be risked yet."""
+        """Why nothing is gained, or why what would be may not be risked yet or may as well be had later."""
         doubt = found.unpaid.get(best.split)
         if doubt is not None and best.gain >= found.bar:
             return self._hold(
                 reasons.SHORT_REGIME,
                 f"{best.split} would have saved {doubt.saved:.0f} requests since traffic changed; the chance that it "
                 f"changes back before the move has paid costs {doubt.risk:.0f}",
+            )
+        if best.split in found.early:
+            return self._hold(
+                reasons.CAN_WAIT,
+                f"{best.split} would gain {100 * best.gain:.1f} points; {WAIT_SECONDS:.0f} s more cost nothing",
             )
         self.memory.elsewhere, message = attribute.elsewhere(self.missed, self.memory.elsewhere)
         if self.memory.elsewhere:
@@ -268,7 +273,7 @@ class _Call:
             option
             for option in found.options
             if option.split.decode > self.before.decode
-            and option.gain + found.band * (option.split.decode - self.before.decode) >= -LEAN_LOSS
+            and option.gain + found.band * (option.split.decode - self.before.decode) >= -NOTHING
             and not self._starves(option.split, seen)
         ]
         if not equal:

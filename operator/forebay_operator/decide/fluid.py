@@ -140,12 +140,13 @@ def roll(
     slot: int = 1,
     horizon: float = 0.0,
     cap: float = math.inf,
+    along: bool = False,
 ) -> tuple[float, float, Queues]:
     """(missed, offered, queues at the end) of `seconds` in which the load's slots repeat.
 
     `scale` multiplies arrivals, `decode_scale` output length as well. `slot` joins that many seconds. With `horizon`,
     what is left at the end is charged: arrivals meanwhile miss until the backlog has cleared, within 2 horizons fully
-    and a twentieth of them until `cap` seconds.
+    and a twentieth of them until `cap` seconds. `along`: decoders that go at the switch take their requests with them.
     """
     work, counts = load.prefill_seconds, load.requests
     n = len(work)
@@ -171,6 +172,9 @@ def roll(
         prefill, decode = float(course.after.prefill), float(course.after.decode)
     while at < end:
         if not switched and at >= switch:
+            if along and course.after.decode < decode:
+                decoding *= course.after.decode / decode
+                earlier *= course.after.decode / decode
             prefill, decode = float(course.after.prefill), float(course.after.decode)
             switched = True
         arrive = count = 0.0

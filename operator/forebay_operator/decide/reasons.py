@@ -23,6 +23,9 @@ MISSES_ELSEWHERE: Final = "MissesElsewhere"
 CONFIRMING: Final = "Confirming"
 """A better split was seen and is not confirmed yet."""
 
+CAN_WAIT: Final = "CanWait"
+"""A better split was seen, and moving there at one of the next looks is as good: most bursts are over by then."""
+
 BOUNDS: Final = "OutOfBounds"
 """The split is outside bounds, ratio or budget, and is put right."""
 

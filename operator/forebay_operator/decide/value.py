@@ -18,11 +18,11 @@ from itertools import pairwise
 from forebay_operator.decide import fluid
 from forebay_operator.decide.estimate import WINDOW_SECONDS, Earlier, Estimate
 from forebay_operator.decide.memory import Memory, Moved, Queues, Track, Traffic
-from forebay_operator.decide.outlook import STRESS, STRESS_SHARE, Outlook, outlook
+from forebay_operator.decide.minute import NOTHING, Minute, Move
+from forebay_operator.decide.outlook import Outlook, outlook
 from forebay_operator.decide.regime import LEAST_SECONDS, dwell, follow, regret
 from forebay_operator.decide.types import Option, Policy, Split
 
-STRESS_MOST = 1.5
 DONOR = 0.25
 """The donor's load is taken as up to this much heavier: the dead band in units of demand."""
 
@@ -71,6 +71,9 @@ class Valued:
     unpaid: dict[Split, Unpaid] = field(default_factory=dict)
     """Splits that a slow gear without convertible decoders may not move to yet."""
 
+    early: frozenset[Split] = frozenset()
+    """Splits that a quick gear may as well move to in WAIT_SECONDS."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unpaid:
@@ -106,7 +109,7 @@ def valued(
             drain_decode = drain_prefill = 0.0
     transit = seconds + (drain_decode + drain_prefill) / 2
     on_wrong_side = transit + (NOTICE_DRAIN_SECONDS if gear.drains else NOTICE_SECONDS)
-    _follow_tracks(observation_seconds, serving, splits, estimate, model, memory)
+    _follow_tracks(observation_seconds, serving, splits, estimate, model, memory, gear.slow)
     real = memory.tracks["real"].share
 
     # A slow move can't save a split that drowns: telling two of them apart only moves workers out of service.
@@ -140,7 +143,7 @@ def valued(
         ahead = outlook(lasting, on_wrong_side, long, model, estimate.velocity, splits, target, policy, memory)
     beta = RETURN * on_wrong_side / (expected + RETURN * on_wrong_side)
     slow = min(1.0, on_wrong_side / 60.0)
-    costs: dict[Split, list[float]] = {q: [] for q in splits}
+    ways: dict[Split, list[Move]] = {q: [] for q in splits}
     for window in WINDOWS_SLOW if gear.slow else WINDOWS_FAST:
         load = estimate.load(window) if earlier is None else estimate.ahead(window)
         donating = fluid.slowed(load, 1 + DONOR * slow)
@@ -150,51 +153,49 @@ def valued(
             if q == target and q == serving:
                 course = fluid.Course(q, q, 0.0)
             work = donating if q.prefill < target.prefill else load
-            decode_scale = 1 + DONOR * slow if q.prefill > target.prefill else 1.0
-            if ahead is not None:
-                costs[q].append(ahead.cost(q, work, coming, course, now_queues, decode_scale))
-                continue
-            queues = now_queues
-            relieved = course.during.decode < serving.decode
-            if relieved:
-                queues = _taken_along(now_queues, q.decode / max(1, serving.decode))
-            args = (work, coming, course, queues, expected)
-            normal = _share(fluid.roll(*args, decode_scale=decode_scale, horizon=on_wrong_side, cap=cap))
-            if relieved:
-                # Decoders that are soon as full as before gain nothing: else two splits that both miss take turns.
-                _, _, later = fluid.roll(work, coming, course, queues, expected / 2, decode_scale=decode_scale)
-                then = (work, coming, fluid.Course(q, q, 0.0), later, expected)
-                rest = fluid.roll(*then, decode_scale=decode_scale, horizon=on_wrong_side, cap=cap)
-                normal = max(normal, _share(rest))
-            stress = _share(
-                fluid.roll(*args, scale=STRESS, decode_scale=decode_scale, slot=2, horizon=on_wrong_side, cap=cap)
-            )
-            cost = (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
-            track = memory.tracks[str(q.prefill)]
-            # Of a split whose shadow has seen nothing yet, only what was really missed is known.
-            costs[q].append((1 - beta) * cost + beta * (track.share if track.offered else real))
+            ways[q].append(Move(q, course, work, 1 + DONOR * slow if q.prefill > target.prefill else 1.0))
+
+    minute = Minute(expected, on_wrong_side, cap, serving, coming, now_queues)
+
+    def remembered(q: Split) -> float:
+        # Of a split whose shadow has seen nothing yet, only what was really missed is known.
+        track = memory.tracks[str(q.prefill)]
+        return track.share if track.offered else real
+
+    def cost(move: Move) -> float:
+        if ahead is not None:
+            return ahead.cost(move.split, move.load, coming, move.course, now_queues, move.decode_scale)
+        return (1 - beta) * minute.cost(move) + beta * remembered(move.split)
+
+    costs = {q: [cost(move) for move in moves] for q, moves in ways.items()}
     stay = costs[target]
     band = BAND[0] + BAND[1] * slow
     options = [
         Option(
             q,
-            max(cost),
-            min(s - c for s, c in zip(stay, cost, strict=True)) - band * abs(q.prefill - target.prefill),
+            max(found),
+            min(s - c for s, c in zip(stay, found, strict=True)) - band * abs(q.prefill - target.prefill),
         )
-        for q, cost in costs.items()
+        for q, found in costs.items()
     ]
     options.sort(key=lambda o: (-o.gain, abs(o.split.prefill - target.prefill)))
     least = min((t.share for key, t in memory.tracks.items() if key != "real" and t.offered), default=real)
     # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
     debt = max(0.0, real - least) if memory.moves else 0.0
     bar = min(BAR_MOST, BAR + DEBT * debt * slow + FLAP * flaps(memory.moves, now))
+    early: set[Split] = set()
+    if not gear.slow:
+        for q in (option.split for option in options if option.gain >= bar):
+            lost = beta * (remembered(target) - remembered(q))
+            if all((1 - beta) * minute.waiting(move) + lost <= NOTHING for move in ways[q]):
+                early.add(q)
     unpaid: dict[Split, Unpaid] = {}
     if ahead is not None and not policy.convertible and memory.before is not None:
         # Of a regime that goes on for `lasting` seconds in the mean.
         chance = 1 - math.exp(-on_wrong_side / lasting)
         found = {q: Unpaid(max(0.0, regret(memory, q.prefill)), chance * ahead.risk(q, target)) for q in splits}
         unpaid = {q: doubt for q, doubt in found.items() if doubt.risk > doubt.saved}
-    return Valued(tuple(options), bar, expected, real, band, unpaid)
+    return Valued(tuple(options), bar, expected, real, band, unpaid, frozenset(early))
 
 
 def flaps(moves: Sequence[Moved], now: float) -> int:
@@ -223,9 +224,14 @@ def _coming(earlier: Earlier, estimate: Estimate, policy: Policy, decode_factor:
     return replace(model, earlier_weight=weight, earlier_left=earlier.left)
 
 
-def _taken_along(queues: Queues, kept: float) -> Queues:
-    """A decoder that changes roles takes its requests along."""
-    return Queues(queues.prefill_seconds, queues.decoding * kept, queues.earlier * kept)
+def _at_most(modelled: Queues, measured: Queues) -> Queues:
+    """Of the split that serves, no shadow holds more than there is: where load nearly fills a pool, a model that is a
+    little too pessimistic has it overflow after minutes. Slow gears tell regimes apart by shadows that nothing moved.
+    """
+    return Queues(
+        min(modelled.prefill_seconds, measured.prefill_seconds),
+        min(modelled.decoding, measured.decoding),
+    )
 
 
 def _share(rolled: tuple[float, float, Queues]) -> float:
@@ -234,7 +240,13 @@ def _share(rolled: tuple[float, float, Queues]) -> float:
 
 
 def _follow_tracks(
-    seconds: float, serving: Split, splits: list[Split], estimate: Estimate, model: fluid.Model, memory: Memory
+    seconds: float,
+    serving: Split,
+    splits: list[Split],
+    estimate: Estimate,
+    model: fluid.Model,
+    memory: Memory,
+    slow: bool,
 ) -> None:
     """Run the last interval's arrivals through every split's shadow, and through what really served."""
     # Of two looks within half a second the second one rolls no arrivals; yet each split has a shadow after it, those
@@ -260,6 +272,8 @@ def _follow_tracks(
             track = tracks.get(key) or Track(now_queues)
             course = fluid.Course(q, q, 0.0)
             missed, offered, queues = fluid.roll(load, model, course, track.queues, float(len(load.requests)))
+            if q == serving and not slow:
+                queues = _at_most(queues, now_queues)
             found[key] = Track(queues, keep * track.missed + missed, keep * track.offered + offered)
         return found
 

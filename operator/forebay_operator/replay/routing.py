@@ -64,7 +64,7 @@ class Routing:
         self, prefills: Sequence[Worker], decodes: Sequence[Worker], prompt: int, velocity: float, turn: int
     ) -> tuple[int, bool] | None:
         """(worker, whether its KV is handed to a decoder afterwards); None: refused, or no worker serves."""
-        ahead = [self.candidate(w, "prefill", velocity) for w in prefills]
+        ahead = [self._prefiller(w, velocity) for w in prefills]
         if ahead and decodes and (self.convertible or self.refusal_factor):
             return self._place(ahead, decodes, prompt, velocity, turn)
         best = pick_prefill(ahead, prompt, turn)
@@ -91,6 +91,12 @@ class Routing:
             return None
         assert isinstance(placed, gear.Split)
         return int(placed.pair.prefill.name), True
+
+    def _prefiller(self, worker: Worker, velocity: float) -> Candidate:
+        """One that has just changed roles still decodes what it had, and prompts get what its mixed steps leave."""
+        batch = worker.decoding
+        mixed = self._mixed(batch, worker.resident_tokens, velocity) if batch else 0.0
+        return self.candidate(worker, "prefill", velocity, batch, mixed_velocity=mixed)
 
     def _decoder(self, worker: Worker, velocity: float) -> Candidate:
         """With what the engine measures of its steps: what joins the batch next counts already."""
