@@ -36,6 +36,14 @@ def worker(name: str, **values: Any) -> Candidate:
         # Without a velocity of its own a worker counts as the others do.
         ([worker("p0", queued_tokens=500, velocity=0.0), worker("p1", queued_tokens=100)], "p1"),
         ([worker("p0", queued_tokens=90, velocity=0.0), worker("p1", queued_tokens=5, velocity=0.0)], "p1"),
+        # It has just changed roles and still decodes: prompts get what its mixed steps leave, here less than the queue.
+        ([worker("p0", decoding=3, mixed_velocity=100.0), worker("p1", queued_tokens=800)], "p1"),
+        ([worker("p0", decoding=3, mixed_velocity=100.0), worker("p1", queued_tokens=1000)], "p0"),
+        ([worker("p0", velocity=0.0, decoding=3, mixed_velocity=100.0), worker("p1", queued_tokens=800)], "p1"),
+        # Not known yet, or what it was while it decoded: its velocity counts.
+        ([worker("p0", decoding=3), worker("p1", queued_tokens=100)], "p0"),
+        ([worker("p0", mixed_velocity=100.0), worker("p1", queued_tokens=100)], "p0"),
+        ([worker("p0", decoding=3, mixed_velocity=5000.0), worker("p1", velocity=900.0)], "p0"),
         ([worker("p0", health=Health.SUSPECT), worker("p1", queued_tokens=5000)], "p1"),
         ([worker("p0", health=Health.SUSPECT)], "p0"),
         ([worker("p0", health=Health.DEAD)], None),
