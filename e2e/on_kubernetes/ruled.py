@@ -23,6 +23,12 @@ START: Final = (1, 3)
 DECODE_HEAVY: Final = {"rate": 1.5, "fresh": 600, "tokens": 150}
 """A fifth of a prefill worker of `slow` workers, and half a decode worker: less than what is there at 1:3."""
 
+PREFILL_HEAVY: Final = {"rate": 7.5, "fresh": 1500, "tokens": 8}
+"""2.25 prefill workers."""
+
+LONG_ANSWERS: Final = {"rate": 2.0, "fresh": 1200, "tokens": 400}
+"""Two decode workers' memory and more, half a prefill worker."""
+
 SPEC: Final[dict[str, Any]] = {
     # The router's own gear would take the prompts to decode workers, whatever their role.
     "router": {"replicas": 1, "convertible": "Never"},
@@ -53,6 +59,10 @@ def _read(process: subprocess.Popen[str], seen: list[str]) -> None:
         ratio = line.split()[column]
         if seen[-1:] != [ratio]:
             seen.append(ratio)
+
+
+def prefill_of(ratio: str) -> int:
+    return int(ratio.partition(":")[0])
 
 
 async def remember(site: KubernetesSite, start: tuple[int, int]) -> None:

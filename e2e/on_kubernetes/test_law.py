@@ -9,16 +9,20 @@ import pytest
 
 from e2e.on_kubernetes.conftest import KubernetesSite
 from e2e.on_kubernetes.deployed import Deployed
-from e2e.on_kubernetes.ruled import DECODE_HEAVY, START, rule, ruled_site, served, watched
+from e2e.on_kubernetes.ruled import (
+    DECODE_HEAVY,
+    LONG_ANSWERS,
+    PREFILL_HEAVY,
+    START,
+    prefill_of,
+    rule,
+    ruled_site,
+    served,
+    watched,
+)
 
 NAME = "turning"
 TURN_SECONDS = 60.0
-
-PREFILL_HEAVY = {"rate": 7.5, "fresh": 1500, "tokens": 8}
-"""2.25 prefill workers."""
-
-LONG_ANSWERS = {"rate": 2.0, "fresh": 1200, "tokens": 400}
-"""Two decode workers' memory and more, half a prefill worker."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,10 +31,6 @@ pytestmark = pytest.mark.timeout(300)
 async def site(deployed: Deployed) -> AsyncIterator[KubernetesSite]:
     async for made in ruled_site(deployed, NAME):
         yield made
-
-
-def _prefill(ratio: str) -> int:
-    return int(ratio.partition(":")[0])
 
 
 async def test_the_ratio_follows_traffic(deployed: Deployed, site: KubernetesSite) -> None:
@@ -47,13 +47,13 @@ async def test_the_ratio_follows_traffic(deployed: Deployed, site: KubernetesSit
         assert ratios == [f"{START[0]}:{START[1]}"]
 
         async def more_prefill() -> bool:
-            return _prefill(ratios[-1]) >= 2
+            return prefill_of(ratios[-1]) >= 2
 
         await turn(**PREFILL_HEAVY)
         took.append(await site.until("more prefill workers for long prompts", more_prefill, TURN_SECONDS))
 
         async def fewer_prefill() -> bool:
-            return _prefill(ratios[-1]) < max(map(_prefill, ratios))
+            return prefill_of(ratios[-1]) < max(map(prefill_of, ratios))
 
         await turn(**LONG_ANSWERS)
         took.append(await site.until("fewer for long answers", fewer_prefill, TURN_SECONDS))
