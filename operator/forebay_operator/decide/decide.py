@@ -190,7 +190,7 @@ class _Call:
         if self._opposes(best.split):
             return self._hold(reasons.MOVING, f"a move the other way is under way; {best.split} waits for its end")
         if self.policy.gear.slow and self.policy.convertible:
-            measured = self._measured()
+            measured = attribute.missed_share(self.memory.totals)
             if measured is not None and abs(measured - found.modelled) > UNEXPLAINED_SHARE:
                 self._unconfirm()
                 return self._hold(
@@ -344,7 +344,7 @@ class _Call:
             demand = (0.0, 0.0)
         else:
             return decision
-        measured = self._measured()
+        measured = attribute.missed_share(self.memory.totals)
         found, after = sized(
             fleets,
             demand,
@@ -425,15 +425,6 @@ class _Call:
         if memory.move_started < 0 or not memory.moves:
             return False
         return memory.moves[-1].towards_prefill != (wanted.prefill > self.before.prefill)
-
-    def _measured(self) -> float | None:
-        """Share of requests that missed in the last ten minutes."""
-        totals = self.memory.totals
-        if not totals:
-            return None
-        first, last = totals[0], totals[-1]
-        ended = last.finished + last.refused - first.finished - first.refused
-        return (last.missed - first.missed) / ended if ended > 0 else None
 
     def _note_inputs(self, seen: Estimate, found: Valued) -> None:
         self.missed = attribute.last_minute(self.memory.totals)

@@ -21,6 +21,10 @@ WAIT_SECONDS = 10.0
 WAIT_LOADS = (1.0, 1.5)
 """Waiting must cost nothing at either: for want of a better forecast, half as much again as the window brought."""
 
+ALARM_SHARE = 0.2
+ALARM_SECONDS = 20.0
+"""Nothing waits while so many of the requests that ended lately missed: that nothing is lost by it is wrong then."""
+
 NOTHING = 0.002
 """Share of what arrives meanwhile that waiting may cost."""
 

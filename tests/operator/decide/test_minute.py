@@ -99,6 +99,19 @@ def test_it_moves_once_waiting_would_cost_something() -> None:
     assert [(d.reason, str(d.target)) for d in decisions if d.moves] == [(reasons.BETTER_SPLIT, "2:4")]
 
 
+@pytest.mark.parametrize(("share", "waits"), [(0.19, True), (0.21, False)])
+def test_nothing_waits_while_a_fifth_misses(share: float, waits: bool) -> None:
+    """The forecast that nothing is lost by waiting is wrong then."""
+    source = Source(prefill=3, decode=3, rate=28, prompt=2252, output=906)
+    _, memory = follow(source, policy(), Memory(), 40)
+    target = ""
+    for _ in range(8):
+        source.missed += round(share * source.rate * 5)
+        (decision,), memory = follow(source, policy(), memory, 1)
+        target = target or (str(decision.target) if decision.moves else "")
+    assert target == ("" if waits else "2:4")
+
+
 def test_slow_gears_wait_for_nothing() -> None:
     """What a slow move is for has to be begun before it is needed."""
     source = Source(prefill=3, decode=3, rate=28, prompt=2252, output=906)
