@@ -111,6 +111,6 @@ async def rule(site: KubernetesSite, seconds: float) -> float:
 
     async def judged() -> bool:
         decision = (await site.model())["status"].get("decision") or {}
-        return decision.get("reason") in (reasons.BALANCED, reasons.BETTER_SPLIT)
+        return decision.get("reason") in (reasons.BALANCED, reasons.CAN_WAIT, reasons.BETTER_SPLIT)
 
     return await site.until("the law to hold the split that fits", judged, seconds)

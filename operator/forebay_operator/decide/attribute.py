@@ -1,8 +1,10 @@
-"""What really missed: how much, what it lost its time to, and whether a split could change that. Pure."""
+"""What the requests of the last minute that missed lost their time to, and whether a split could change it. Pure.
+
+Explains a split that holds; no move depends on it.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +12,6 @@ from typing import Final
 import msgspec
 
 from forebay_operator.decide.memory import Totals
-from forebay_operator.decide.regime import SLACK_SECONDS
 from forebay_operator.observe.missed import MissedIn
 
 LEAST_SECONDS: Final = 59.0
@@ -43,16 +44,6 @@ class Missed:
 
     parts: MissedIn
     """...and those that missed."""
-
-
-def missed_share(totals: Sequence[Totals], seconds: float = math.inf) -> float | None:
-    """Of the requests that ended or were refused in the last `seconds`; None: none did."""
-    if not totals:
-        return None
-    last = totals[-1]
-    first = next(t for t in totals if t.at >= last.at - seconds - SLACK_SECONDS)
-    ended = last.finished + last.refused - first.finished - first.refused
-    return (last.missed - first.missed) / ended if ended > 0 else None
 
 
 def last_minute(totals: Sequence[Totals]) -> Missed | None:

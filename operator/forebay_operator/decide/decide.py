@@ -13,7 +13,7 @@ from forebay_operator.decide import attribute, reasons
 from forebay_operator.decide.check import unfit
 from forebay_operator.decide.estimate import SHORT_SECONDS, WINDOW_SECONDS, Estimate, absorb, estimate
 from forebay_operator.decide.memory import Look, Memory, Moved
-from forebay_operator.decide.minute import NOTHING, WAIT_SECONDS
+from forebay_operator.decide.minute import WAIT_SECONDS
 from forebay_operator.decide.project import Projection, RatioInfeasible, feasible, project
 from forebay_operator.decide.regime import lasted
 from forebay_operator.decide.size import sized
@@ -31,6 +31,7 @@ IDLE = 0.5
 """Utilisation below which neither role's requests wait for long, whatever the split."""
 
 LEAN_SECONDS = 60.0
+LEAN_LOSS = 0.002
 MOST_CANDIDATES = 10
 DROP_SECONDS = 720.0
 """A move that has not ended after its gear's time and this is no longer waited for: a drain's ten minutes, and two."""
@@ -190,7 +191,7 @@ class _Call:
         if self._opposes(best.split):
             return self._hold(reasons.MOVING, f"a move the other way is under way; {best.split} waits for its end")
         if self.policy.gear.slow and self.policy.convertible:
-            measured = attribute.missed_share(self.memory.totals)
+            measured = self._measured()
             if measured is not None and abs(measured - found.modelled) > UNEXPLAINED_SHARE:
                 self._unconfirm()
                 return self._hold(
@@ -248,7 +249,7 @@ class _Call:
         if best.split in found.early:
             return self._hold(
                 reasons.CAN_WAIT,
-                f"{best.split} would gain {100 * best.gain:.1f} points; {WAIT_SECONDS:.0f} s more cost nothing",
+                f"{best.split} would gain {100 * best.gain:.1f} points, and in {WAIT_SECONDS:.0f} s as much",
             )
         self.memory.elsewhere, message = attribute.elsewhere(self.missed, self.memory.elsewhere)
         if self.memory.elsewhere:
@@ -273,7 +274,7 @@ class _Call:
             option
             for option in found.options
             if option.split.decode > self.before.decode
-            and option.gain + found.band * (option.split.decode - self.before.decode) >= -NOTHING
+            and option.gain + found.band * (option.split.decode - self.before.decode) >= -LEAN_LOSS
             and not self._starves(option.split, seen)
         ]
         if not equal:
@@ -344,7 +345,7 @@ class _Call:
             demand = (0.0, 0.0)
         else:
             return decision
-        measured = attribute.missed_share(self.memory.totals)
+        measured = self._measured()
         found, after = sized(
             fleets,
             demand,
@@ -425,6 +426,15 @@ class _Call:
         if memory.move_started < 0 or not memory.moves:
             return False
         return memory.moves[-1].towards_prefill != (wanted.prefill > self.before.prefill)
+
+    def _measured(self) -> float | None:
+        """Share of requests that missed in the last ten minutes."""
+        totals = self.memory.totals
+        if not totals:
+            return None
+        first, last = totals[0], totals[-1]
+        ended = last.finished + last.refused - first.finished - first.refused
+        return (last.missed - first.missed) / ended if ended > 0 else None
 
     def _note_inputs(self, seen: Estimate, found: Valued) -> None:
         self.missed = attribute.last_minute(self.memory.totals)

@@ -21,10 +21,6 @@ WAIT_SECONDS = 10.0
 WAIT_LOADS = (1.0, 1.5)
 """Waiting must cost nothing at either: for want of a better forecast, half as much again as the window brought."""
 
-ALARM_SHARE = 0.2
-ALARM_SECONDS = 20.0
-"""Nothing waits while so many of the requests that ended lately missed: that nothing is lost by it is wrong then."""
-
 NOTHING = 0.002
 """Share of what arrives meanwhile that waiting may cost."""
 
@@ -68,12 +64,19 @@ class Minute:
         return (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
 
     def waiting(self, move: Move) -> float:
-        """What it costs to make the move WAIT_SECONDS later, in misses per request that arrives meanwhile."""
-        later = Move(move.split, Course(self.serving, move.split, WAIT_SECONDS), move.load, move.decode_scale)
+        """What it costs to make the move WAIT_SECONDS later, in misses per request that arrives meanwhile.
+
+        No less than what the present split misses of them: where the move helps little, or its own queue grows beyond
+        what is looked at, later always looks as good.
+        """
+        course = Course(self.serving, move.split, WAIT_SECONDS + move.course.switch)
+        later = Move(move.split, course, move.load, move.decode_scale)
         lost = max(
             self._share(later, self.queues, scale=x, along=True) - self._share(move, scale=x) for x in WAIT_LOADS
         )
-        return lost * self.seconds / WAIT_SECONDS
+        stay = Course(self.serving, self.serving, 0.0)
+        missed, offered, _ = fluid.roll(move.load, self.model, stay, self.queues, WAIT_SECONDS)
+        return max(lost * self.seconds / WAIT_SECONDS, missed / offered if offered > 0 else 0.0)
 
     def _relieved(self, move: Move) -> bool:
         return move.course.during.decode < self.serving.decode

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from forebay_operator.decide import fluid
-from forebay_operator.decide.attribute import missed_share
 from forebay_operator.decide.estimate import WINDOW_SECONDS, Earlier, Estimate
 from forebay_operator.decide.memory import Memory, Moved, Queues, Track, Traffic
-from forebay_operator.decide.minute import ALARM_SECONDS, ALARM_SHARE, NOTHING, Minute, Move
+from forebay_operator.decide.minute import NOTHING, Minute, Move
 from forebay_operator.decide.outlook import Outlook, outlook
 from forebay_operator.decide.regime import LEAST_SECONDS, dwell, follow, regret
 from forebay_operator.decide.types import Option, Policy, Split
@@ -185,9 +184,9 @@ def valued(
     debt = max(0.0, real - least) if memory.moves else 0.0
     bar = min(BAR_MOST, BAR + DEBT * debt * slow + FLAP * flaps(memory.moves, now))
     early: set[Split] = set()
-    if not gear.slow and (missed_share(memory.totals, ALARM_SECONDS) or 0.0) <= ALARM_SHARE:
+    if not gear.slow:
         for q in (option.split for option in options if option.gain >= bar):
-            lost = beta * (remembered(target) - remembered(q))
+            lost = beta * max(0.0, remembered(target) - remembered(q))
             if all((1 - beta) * minute.waiting(move) + lost <= NOTHING for move in ways[q]):
                 early.add(q)
     unpaid: dict[Split, Unpaid] = {}

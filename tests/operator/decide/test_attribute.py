@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_operator.decide import Decision, Gear, Memory, Policy, decide, reasons
-from forebay_operator.decide.attribute import Missed, elsewhere, inputs, last_minute, missed_share
+from forebay_operator.decide.attribute import Missed, elsewhere, inputs, last_minute
 from forebay_operator.decide.memory import Totals
 from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.traffic import Observation
@@ -22,22 +21,6 @@ KEYS = {"requestsLastMinute", "missedInPrefill", "missedInTransfer", "missedInDe
 
 def totals(at: float, finished: int, missed_in: MissedIn | None) -> Totals:
     return Totals(at, 0, finished, 0, 0, missed_in)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "share"),
-    # Ends at 0, 100, 200 and 300 requests, the refused among them, of which 0, 10, 60 and 60 missed.
-    [(math.inf, 60 / 300), (20.0, 50 / 200), (19.6, 50 / 200), (19.4, 0.0), (10.0, 0.0), (0.0, None)],
-)
-def test_the_share_of_late_that_missed(seconds: float, share: float | None) -> None:
-    seen = [Totals(at, 0, n - r, r, m, None) for at, n, r, m in ((0, 0, 0, 0), (10, 100, 5, 10), (20, 200, 5, 60))]
-    seen.append(Totals(30, 0, 295, 5, 60, None))
-    assert missed_share(seen, seconds) == share
-
-
-def test_nothing_ended_is_no_share() -> None:
-    assert missed_share([]) is None
-    assert missed_share([Totals(0, 0, 7, 0, 7, None), Totals(5, 0, 7, 0, 7, None)]) is None
 
 
 @pytest.mark.parametrize(
