@@ -20,17 +20,14 @@ _FOLDER: Final = "/another-clock"
 _SOURCE: Final = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <stdlib.h>
 #include <sys/time.h>
 #include <time.h>
-
-static time_t ahead(void) { return atol(getenv("CLOCK_AHEAD_SECONDS")); }
 
 int clock_gettime(clockid_t id, struct timespec *at) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
     int failed = real(id, at);
-    if (!failed && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) at->tv_sec += ahead();
+    if (!failed && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) at->tv_sec += AHEAD;
     return failed;
 }
 
@@ -55,11 +52,11 @@ time_t time(time_t *at) {
 LACKS: Final = "" if shutil.which("cc") else "a C compiler (cc), for a library that moves the operator's clock"
 
 
-def _library() -> bytes:
+def _library(seconds: int) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder, "clock.c"), Path(folder, "clock.so")
         source.write_text(_SOURCE)
-        words = ("cc", "-O1", "-shared", "-fPIC", "-o", built, source, "-ldl")
+        words = ("cc", "-O1", "-shared", "-fPIC", f"-DAHEAD={seconds}", "-o", built, source, "-ldl")
         subprocess.run(words, check=True, timeout=60)
         return built.read_bytes()
 
@@ -68,35 +65,30 @@ def _library() -> bytes:
 async def ahead(deployed: Deployed, seconds: int) -> AsyncIterator[None]:
     """Operators' clocks are `seconds` ahead; each change of the clock replaces their pods."""
     meta = {"name": _NAME, "namespace": OPERATOR_NAMESPACE}
-    library = base64.b64encode(_library()).decode()
-    deployed.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": {"clock.so": library}},
-    )
-    container = {
-        "name": "operator",
-        "env": [
-            {"name": "LD_PRELOAD", "value": f"{_FOLDER}/clock.so"},
-            {"name": "CLOCK_AHEAD_SECONDS", "value": str(seconds)},
-        ],
-        "volumeMounts": [{"name": _NAME, "mountPath": _FOLDER}],
-    }
-    spec = {"containers": [container], "volumes": [{"name": _NAME, "configMap": {"name": _NAME}}]}
+    library = base64.b64encode(_library(seconds)).decode()
+    before = _template(deployed)
+    deployed.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": {"clock.so": library}})
+    preload = {"name": "LD_PRELOAD", "value": f"{_FOLDER}/clock.so"}
+    mount = {"name": _NAME, "mountPath": _FOLDER}
+    container = {"name": "operator", "env": [preload], "volumeMounts": [mount]}
     try:
-        await _roll(deployed, spec)
+        await _roll(deployed, {"containers": [container], "volumes": [{"name": _NAME, "configMap": {"name": _NAME}}]})
         yield
     finally:
-        undone = {
-            "containers": [
-                {
-                    "name": "operator",
-                    "env": [{"name": each["name"], "$patch": "delete"} for each in container["env"]],
-                    "volumeMounts": [{"mountPath": _FOLDER, "$patch": "delete"}],
-                }
-            ],
-            "volumes": [{"name": _NAME, "$patch": "delete"}],
-        }
-        await _roll(deployed, undone)
-        deployed.kubectl("-n", OPERATOR_NAMESPACE, "delete", "configmap", _NAME)
+        gone = {"$patch": "delete"}
+        container = {"name": "operator", "env": [preload | gone], "volumeMounts": [mount | gone]}
+        try:
+            await _roll(deployed, {"containers": [container], "volumes": [{"name": _NAME} | gone]})
+        finally:
+            words = ("delete", "configmap", _NAME, "--ignore-not-found")
+            await asyncio.to_thread(deployed.kubectl, "-n", OPERATOR_NAMESPACE, *words)
+        # Every later case has this operator.
+        assert _template(deployed) == before
+
+
+def _template(deployed: Deployed) -> str:
+    words = ("get", "deployment", RELEASE, "-o", "jsonpath={.spec.template}")
+    return deployed.kubectl("-n", OPERATOR_NAMESPACE, *words)
 
 
 async def _roll(deployed: Deployed, spec: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from e2e.on_kubernetes.ruled import (
     served,
     watched,
 )
+from forebay_operator.decide import reasons
 
 NAME: Final = "adrift"
 AHEAD_SECONDS: Final = 300
@@ -52,32 +53,37 @@ async def test_the_operators_clock_is_five_minutes_ahead_and_then_is_not(
         ended.append(await site.stop_traffic())
         await site.start_traffic(streams=60, **traffic)
 
-    async def measured(status: str) -> bool:
-        return (await condition(site, "MetricsAvailable")).get("status") == status
+    async def judged_at(clock: float) -> None:
+        """The law has looked with this clock, past its first minute, and moved nothing."""
+        had = ratios[-1]
+
+        async def judged() -> bool:
+            said = (await site.model())["status"].get("decision") or {}
+            off = datetime.fromisoformat(said["time"]).timestamp() - time.time() - clock
+            return abs(off) < TURN_SECONDS and said["reason"] not in (reasons.WARMING_UP, reasons.METRICS_MISSING)
+
+        await site.until(f"a decision by a clock {clock:.0f} s ahead", judged, TURN_SECONDS)
+        assert (await condition(site, "MetricsAvailable")).get("status") == "True"
+        assert ratios[-1] == had, "another clock is no reason to move"
+
+    async def turns(words: str, prefill: Callable[[int], bool], **traffic: Any) -> float:
+        await turn(**traffic)
+
+        async def turned() -> bool:
+            return prefill(prefill_of(ratios[-1]))
+
+        return await site.until(words, turned, TURN_SECONDS)
 
     with watched(deployed, NAME) as ratios:
         await turn(**DECODE_HEAVY)
         await rule(site, TURN_SECONDS)
         async with clocks.ahead(deployed, AHEAD_SECONDS):
-            assert set(ratios) == {f"{START[0]}:{START[1]}"}, "another clock is no reason to move"
-
-            async def more_prefill() -> bool:
-                return prefill_of(ratios[-1]) >= 2
-
-            await turn(**PREFILL_HEAVY)
-            took["ahead"] = await site.until("more prefill workers for long prompts", more_prefill, TURN_SECONDS)
-            decided = datetime.fromisoformat((await site.model())["status"]["decision"]["time"]).timestamp()
-            assert decided > time.time() + AHEAD_SECONDS - TURN_SECONDS, "the operator's clock was not moved"
-            assert await measured("True")
+            await judged_at(AHEAD_SECONDS)
+            assert ratios == [f"{START[0]}:{START[1]}"]
+            took["ahead"] = await turns("more prefill workers for long prompts", lambda n: n >= 2, **PREFILL_HEAVY)
+        await judged_at(0)
         most = max(map(prefill_of, ratios))
-        assert prefill_of(ratios[-1]) == most, "nor is the right one"
-
-        async def fewer_prefill() -> bool:
-            return prefill_of(ratios[-1]) < most
-
-        await turn(**LONG_ANSWERS)
-        took["back"] = await site.until("fewer for long answers", fewer_prefill, TURN_SECONDS)
-        assert await measured("True")
+        took["back"] = await turns("fewer for long answers", lambda n: n < most, **LONG_ANSWERS)
         seen = list(ratios)
     ended.append(await site.stop_traffic())
     streams = sum(each["count"] for each in ended if each)

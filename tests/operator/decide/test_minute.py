@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
-from forebay_operator.decide import Gear, Memory, fluid, reasons
+from forebay_operator.decide import Gear, Memory, fluid, reasons, value
 from forebay_operator.decide.fluid import Course, Load
 from forebay_operator.decide.memory import Queues
 from forebay_operator.decide.minute import NOTHING, Minute, Move
@@ -57,13 +58,13 @@ def test_prompts_that_miss_now_do_not_wait() -> None:
 
 
 def test_waiting_costs_what_the_misses_meanwhile_are() -> None:
-    """Three workers' worth of prompts wait twice as long as they may, and for five workers a second only."""
+    """Two seconds of prompts for each worker wait, twice what they may: most that comes misses until they are through."""
     prompts = load(80.0, 1000, 5)
     queued = Queues(6.0, 0.0)
     stay = Course(HERE, HERE, 0.0)
     missed, offered, _ = fluid.roll(prompts, minute(prompts, queued).model, stay, queued, 10.0)
-    assert missed == pytest.approx(offered)
-    assert minute(prompts, queued).waiting(move(prompts, Split(5, 1))) >= 1.0
+    assert missed > 0.9 * offered
+    assert minute(prompts, queued).waiting(move(prompts, Split(5, 1))) >= missed / offered
 
 
 @pytest.mark.parametrize("to", [Split(3, 3), Split(2, 4), Split(5, 1), Split(1, 5)])
@@ -89,8 +90,8 @@ def test_decoders_that_go_take_their_requests_along() -> None:
 
 
 def test_a_split_that_can_wait_is_not_moved_to_and_says_so() -> None:
-    """Decoders 80 % full, and the model has them overflow within the minute: reality says otherwise for ever here."""
-    source = Source(prefill=3, decode=3, rate=28, prompt=2252, output=906)
+    """Decoders 75 % full, and the model has them overflow within the minute: reality says otherwise for ever here."""
+    source = Source(prefill=3, decode=3, rate=26, prompt=2252, output=906)
     decisions, _ = follow(source, policy(), Memory(), 160)
     assert not [d for d in decisions if d.moves]
     last = decisions[-1]
@@ -109,7 +110,7 @@ def test_it_moves_once_waiting_would_cost_something() -> None:
 
 def test_slow_gears_wait_for_nothing() -> None:
     """What a slow move is for has to be begun before it is needed."""
-    source = Source(prefill=3, decode=3, rate=28, prompt=2252, output=906)
+    source = Source(prefill=3, decode=3, rate=26, prompt=2252, output=906)
     decisions, _ = follow(source, policy(gear=Gear(30.0, drains=True)), Memory(), 60)
     assert reasons.CAN_WAIT not in {d.reason for d in decisions}
 
@@ -123,11 +124,12 @@ def test_load_near_a_pool_s_limit_moves_nothing_after_minutes() -> None:
     assert memory.tracks["2"].share == 0.0
 
 
+@dataclasses.dataclass
 class Fluid(Source):
     """A cluster that is what the model says: queues grow where a pool is short, and shrink where it is not."""
 
-    queues = Queues()
-    missed_of_all = 0.0
+    queues: Queues = dataclasses.field(default_factory=Queues)
+    missed_of_all: float = 0.0
 
     def tick(self, seconds: float = 5.0) -> Observation:
         of = load(float(self.rate), self.prompt, self.output)
@@ -149,15 +151,24 @@ class Fluid(Source):
         )
 
 
+def missed_and_waited(**at: int) -> tuple[float, int]:
+    """Of five minutes: the share that missed, and the looks that said CanWait."""
+    source = Fluid(**at)
+    decisions, _ = follow(source, policy(), Memory(), 60)
+    return source.missed_of_all, sum(d.reason == reasons.CAN_WAIT for d in decisions)
+
+
 @pytest.mark.parametrize(
-    ("prefill", "decode", "rate", "prompt", "output", "most"),
-    [(2, 2, 47, 1342, 237, 0.3), (2, 4, 28, 2438, 642, 0.5), (4, 2, 40, 925, 1058, 0.35), (2, 2, 21, 1992, 657, 0.25)],
+    ("prefill", "decode", "rate", "prompt", "output"),
+    [(2, 2, 47, 1342, 237), (2, 4, 28, 2438, 642), (4, 2, 40, 925, 1058), (2, 2, 21, 1992, 657), (1, 3, 12, 4945, 295)],
 )
 def test_overload_is_not_waited_out(
-    prefill: int, decode: int, rate: int, prompt: int, output: int, most: float
+    prefill: int, decode: int, rate: int, prompt: int, output: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than any split bears, for five minutes. While requests miss, nothing waits for a better moment."""
-    source = Fluid(prefill=prefill, decode=decode, rate=rate, prompt=prompt, output=output)
-    decisions, _ = follow(source, policy(), Memory(), 60)
-    assert source.missed_of_all < most
-    assert sum(d.reason == reasons.CAN_WAIT for d in decisions[-30:]) < 15
+    """More than any split bears. Rolled out alone, each move looks as good in 10 s, for ever; but requests miss."""
+    at = {"prefill": prefill, "decode": decode, "rate": rate, "prompt": prompt, "output": output}
+    missed, _ = missed_and_waited(**at)
+    monkeypatch.setattr(value, "NOTHING", -math.inf)
+    least, waited = missed_and_waited(**at)
+    assert waited == 0
+    assert missed <= least + 0.05
