@@ -58,7 +58,7 @@ def test_prompts_that_miss_now_do_not_wait() -> None:
 
 
 def test_waiting_costs_what_the_misses_meanwhile_are() -> None:
-    """Two seconds of prompts for each worker wait, twice what they may: most that comes misses until they are through."""
+    """Two seconds of prompts for each worker wait, twice what they may: most that comes meanwhile misses."""
     prompts = load(80.0, 1000, 5)
     queued = Queues(6.0, 0.0)
     stay = Course(HERE, HERE, 0.0)
