@@ -347,7 +347,7 @@ def without_windows(memory: Memory) -> Memory:
     """Without what a minute makes old: the law then holds until its windows are full again."""
     kept = memory.next()
     kept.started_at, kept.seen_at, kept.confirming, kept.move_started = None, -1.0, 0, -1.0
-    kept.arrivals, kept.totals, kept.workers = [], [], {}
+    kept.arrivals, kept.totals, kept.workers, kept.output_since = [], [], {}, -1.0
     kept.look, kept.unrolled_seconds = None, 0.0
     kept.size = kept.size.durable()
     return kept
@@ -361,6 +361,7 @@ def _restore(saved: Mapping[str, Any], now: float) -> Memory:
         return Memory()
     memory.moves = [moved if moved.at <= now else msgspec.structs.replace(moved, at=now) for moved in memory.moves]
     memory.regime_since = min(memory.regime_since, now)
+    memory.regime_worse_at = min(memory.regime_worse_at, now)
     size = memory.size
     size.changes = [change if change.at <= now else msgspec.structs.replace(change, at=now) for change in size.changes]
     size.blocked_until = min(size.blocked_until, now + BACK_OFF_MOST)

@@ -283,6 +283,17 @@ class TestRestart:
         assert len(again.moves) <= 2
         assert again.pilot.flaps == 0
 
+    def test_a_length_that_changed_by_a_clock_that_was_ahead(self) -> None:
+        """Answers became longer a moment before the operator's clock was set back: what ended since then is nothing."""
+        life = Life(spec()).calm()
+        life.pilot.memory.output_since = life.now
+        life.pilot.memory.regime_worse_at = life.now
+        again = Life(spec(), restarted(life, windows=True), at=life.now - 300.0).calm(80)
+        assert again.pilot.memory.output_since < again.now
+        assert again.pilot.memory.regime_worse_at <= again.now
+        assert again.pilot.memory.output > 0
+        assert again.moves == []
+
     def test_what_another_version_wrote_is_learnt_anew(self) -> None:
         for garbage in ({"target": "x"}, {"moves": 3}, {"arrivals": [["a"]]}):
             assert Pilot(Checkpoint(memory=garbage), now=START).memory == Memory()

@@ -404,7 +404,7 @@ class _Call:
     def _forget_windows(self) -> None:
         memory = self.memory
         memory.totals, memory.workers, memory.arrivals = [], {}, []
-        memory.started_at, memory.output, memory.confirming = None, 0.0, 0
+        memory.started_at, memory.output, memory.output_since, memory.confirming = None, 0.0, -1.0, 0
         memory.look, memory.unrolled_seconds = None, 0.0
 
     def _note_moves(self) -> None:
