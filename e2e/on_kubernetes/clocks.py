@@ -49,7 +49,9 @@ time_t time(time_t *at) {
 """
 """A process asks libc for the time. libfaketime does this and much more; no package registry has it built."""
 
-LACKS: Final = "" if shutil.which("cc") else "a C compiler (cc), for a library that moves the operator's clock"
+LACKS: Final = (
+    "" if shutil.which("cc") else "no C compiler (cc), for a library that moves the operator's clock: install gcc"
+)
 
 
 def _library(seconds: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -63,6 +63,41 @@ def _read(process: subprocess.Popen[str], seen: list[str]) -> None:
 
 def prefill_of(ratio: str) -> int:
     return int(ratio.partition(":")[0])
+
+
+class Turning:
+    """Traffic of one kind after another, and the ratio that follows it."""
+
+    def __init__(self, site: KubernetesSite, ratios: list[str]) -> None:
+        """`ratios`: of watched()."""
+        self._site = site
+        self.ratios = ratios
+        self._ended: list[dict[str, Any]] = []
+
+    async def to(self, **traffic: Any) -> None:
+        self._ended.append(await self._site.stop_traffic())
+        await self._site.start_traffic(streams=60, **traffic)
+
+    async def until(self, what: str, wanted: Callable[[int], bool], seconds: float) -> float:
+        """Seconds until the number of prefill workers is as `wanted`."""
+
+        async def turned() -> bool:
+            return wanted(prefill_of(self.ratios[-1]))
+
+        return await self._site.until(what, turned, seconds)
+
+    @property
+    def most_prefill(self) -> int:
+        return max(map(prefill_of, self.ratios))
+
+    async def end(self) -> int:
+        """How many streams there were."""
+        self._ended.append(await self._site.stop_traffic())
+        return sum(each["count"] for each in self._ended if each)
+
+    def assert_unharmed(self) -> None:
+        for each in self._ended:
+            assert not each or (each["lost"], each["wrong"], each["cut"]) == (0, 0, 0), each
 
 
 async def remember(site: KubernetesSite, start: tuple[int, int]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -17,8 +17,8 @@ from e2e.on_kubernetes.ruled import (
     LONG_ANSWERS,
     PREFILL_HEAVY,
     START,
+    Turning,
     condition,
-    prefill_of,
     rule,
     ruled_site,
     served,
@@ -46,19 +46,13 @@ async def test_the_operators_clock_is_five_minutes_ahead_and_then_is_not(
     if clocks.LACKS:
         pytest.skip(clocks.LACKS)
     await served(deployed, site)
-    ended: list[dict[str, Any]] = []
-    took: dict[str, float] = {}
-
-    async def turn(**traffic: Any) -> None:
-        ended.append(await site.stop_traffic())
-        await site.start_traffic(streams=60, **traffic)
 
     async def judged_at(clock: float) -> None:
         """The law has looked with this clock, past its first minute, and moved nothing."""
         had = ratios[-1]
 
         async def judged() -> bool:
-            said = (await site.model())["status"].get("decision") or {}
+            said = (await site.model())["status"]["decision"]
             off = datetime.fromisoformat(said["time"]).timestamp() - time.time() - clock
             return abs(off) < TURN_SECONDS and said["reason"] not in (reasons.WARMING_UP, reasons.METRICS_MISSING)
 
@@ -66,28 +60,21 @@ async def test_the_operators_clock_is_five_minutes_ahead_and_then_is_not(
         assert (await condition(site, "MetricsAvailable")).get("status") == "True"
         assert ratios[-1] == had, "another clock is no reason to move"
 
-    async def turns(words: str, prefill: Callable[[int], bool], **traffic: Any) -> float:
-        await turn(**traffic)
-
-        async def turned() -> bool:
-            return prefill(prefill_of(ratios[-1]))
-
-        return await site.until(words, turned, TURN_SECONDS)
-
     with watched(deployed, NAME) as ratios:
-        await turn(**DECODE_HEAVY)
+        traffic = Turning(site, ratios)
+        await traffic.to(**DECODE_HEAVY)
         await rule(site, TURN_SECONDS)
         async with clocks.ahead(deployed, AHEAD_SECONDS):
             await judged_at(AHEAD_SECONDS)
             assert ratios == [f"{START[0]}:{START[1]}"]
-            took["ahead"] = await turns("more prefill workers for long prompts", lambda n: n >= 2, **PREFILL_HEAVY)
+            await traffic.to(**PREFILL_HEAVY)
+            turned = await traffic.until("more prefill workers for long prompts", lambda n: n >= 2, TURN_SECONDS)
         await judged_at(0)
-        most = max(map(prefill_of, ratios))
-        took["back"] = await turns("fewer for long answers", lambda n: n < most, **LONG_ANSWERS)
+        most = traffic.most_prefill
+        await traffic.to(**LONG_ANSWERS)
+        back = await traffic.until("fewer for long answers", lambda n: n < most, TURN_SECONDS)
         seen = list(ratios)
-    ended.append(await site.stop_traffic())
-    streams = sum(each["count"] for each in ended if each)
-    print(f"\nturned after {took['ahead']:.0f} s with the clock ahead, and after {took['back']:.0f} s with it right; "
+    streams = await traffic.end()
+    print(f"\nturned after {turned:.0f} s with the clock ahead, and after {back:.0f} s with it right; "
           f"kubectl get dm -w: {' -> '.join(seen)}; {streams} streams")  # fmt: skip
-    for each in ended:
-        assert not each or (each["lost"], each["wrong"], each["cut"]) == (0, 0, 0), each
+    traffic.assert_unharmed()

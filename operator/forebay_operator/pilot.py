@@ -346,9 +346,8 @@ def _subject(decision: Decision) -> str:
 def without_windows(memory: Memory) -> Memory:
     """Without what a minute makes old: the law then holds until its windows are full again."""
     kept = memory.next()
-    kept.started_at, kept.seen_at, kept.confirming, kept.move_started = None, -1.0, 0, -1.0
-    kept.arrivals, kept.totals, kept.workers, kept.output_since = [], [], {}, -1.0
-    kept.look, kept.unrolled_seconds = None, 0.0
+    kept.forget_windows()
+    kept.seen_at = kept.move_started = -1.0
     kept.size = kept.size.durable()
     return kept
 

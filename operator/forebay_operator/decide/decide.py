@@ -86,7 +86,8 @@ class _Call:
         if problem is not None:
             reason, message = problem
             if reason == reasons.COUNTER_RESET:
-                self._forget_windows()
+                self.memory.forget_windows()
+                self.memory.output = 0.0
             return self._hold(reason, message)
         if self.observed.total != self.before.total:
             # Workers came or went: start from the split that is there now. Only a fit observation may say so.
@@ -400,12 +401,6 @@ class _Call:
         )
 
     # Memory.
-
-    def _forget_windows(self) -> None:
-        memory = self.memory
-        memory.totals, memory.workers, memory.arrivals = [], {}, []
-        memory.started_at, memory.output, memory.output_since, memory.confirming = None, 0.0, -1.0, 0
-        memory.look, memory.unrolled_seconds = None, 0.0
 
     def _note_moves(self) -> None:
         """Learn how long a move takes, and stop waiting for one that never ends."""

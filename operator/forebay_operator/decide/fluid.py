@@ -236,6 +236,12 @@ def roll(
     return missed, offered, Queues(waiting, decoding + weight * earlier)
 
 
+def share(rolled: tuple[float, float, Queues]) -> float:
+    """Of what roll() says was offered, the part that missed; 0 where nothing was."""
+    missed, offered, _ = rolled
+    return missed / offered if offered > 0 else 0.0
+
+
 def _clear(backlog: float, speed: float) -> float:
     """Seconds until a backlog is gone. One that grows counts as more, the faster it grows.
 

@@ -295,6 +295,12 @@ class Memory(msgspec.Struct):
             setattr(other, name, dict(getattr(self, name)))
         return other
 
+    def forget_windows(self) -> None:
+        """What counters and arrivals said, with their times: the law holds until its windows are full again."""
+        self.started_at, self.output_since, self.confirming = None, -1.0, 0
+        self.arrivals, self.totals, self.workers = [], [], {}
+        self.look, self.unrolled_seconds = None, 0.0
+
     def durable(self) -> Memory:
         """What a restart without a checkpoint is left with."""
         return Memory(target=self.target, moves=list(self.moves), size=self.size.durable())

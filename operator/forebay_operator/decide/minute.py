@@ -27,9 +27,8 @@ NOTHING = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A split as it would be reached, and the load as it would be met."""
+    """How a split would be reached, and the load as it would be met."""
 
-    split: Split
     course: Course
     load: Load
     decode_scale: float
@@ -58,7 +57,8 @@ class Minute:
             _, _, later = fluid.roll(
                 move.load, self.model, move.course, self._left_by(move), self.seconds / 2, decode_scale=scale
             )
-            rest = Move(move.split, Course(move.split, move.split, 0.0), move.load, scale)
+            there = move.course.after
+            rest = Move(Course(there, there, 0.0), move.load, scale)
             normal = max(normal, self._share(rest, later))
         stress = self._share(move, scale=STRESS, slot=2)
         return (1 - STRESS_SHARE) * normal + STRESS_SHARE * min(STRESS_MOST, stress)
@@ -69,14 +69,14 @@ class Minute:
         No less than what the present split misses of them: where the move helps little, or its own queue grows beyond
         what is looked at, later always looks as good.
         """
-        course = Course(self.serving, move.split, WAIT_SECONDS + move.course.switch)
-        later = Move(move.split, course, move.load, move.decode_scale)
+        course = Course(self.serving, move.course.after, WAIT_SECONDS + move.course.switch)
+        later = Move(course, move.load, move.decode_scale)
         lost = max(
             self._share(later, self.queues, scale=x, along=True) - self._share(move, scale=x) for x in WAIT_LOADS
         )
         stay = Course(self.serving, self.serving, 0.0)
-        missed, offered, _ = fluid.roll(move.load, self.model, stay, self.queues, WAIT_SECONDS)
-        return max(lost * self.seconds / WAIT_SECONDS, missed / offered if offered > 0 else 0.0)
+        missed = fluid.share(fluid.roll(move.load, self.model, stay, self.queues, WAIT_SECONDS))
+        return max(lost * self.seconds / WAIT_SECONDS, missed)
 
     def _relieved(self, move: Move) -> bool:
         return move.course.during.decode < self.serving.decode
@@ -85,13 +85,13 @@ class Minute:
         """A decoder that changes roles takes its requests along."""
         if not self._relieved(move):
             return self.queues
-        kept = move.split.decode / max(1, self.serving.decode)
+        kept = move.course.after.decode / max(1, self.serving.decode)
         return Queues(self.queues.prefill_seconds, self.queues.decoding * kept, self.queues.earlier * kept)
 
     def _share(
         self, move: Move, queues: Queues | None = None, *, scale: float = 1.0, slot: int = 1, along: bool = False
     ) -> float:
-        missed, offered, _ = fluid.roll(
+        rolled = fluid.roll(
             move.load,
             self.model,
             move.course,
@@ -104,4 +104,4 @@ class Minute:
             cap=self.cap,
             along=along,
         )
-        return missed / offered if offered > 0 else 0.0
+        return fluid.share(rolled)

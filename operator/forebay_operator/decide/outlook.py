@@ -79,10 +79,11 @@ class Outlook:
             return 0.0
         slot = max(fluid.slot_of(self.stay), -(-int(self.stay) // MOST_SLOTS))
         args = (load, model, course, queues, self.stay)
-        normal, left = _share(fluid.roll(*args, decode_scale=decode_scale, slot=slot))
-        stress, _ = _share(fluid.roll(*args, scale=STRESS, decode_scale=decode_scale, slot=2 * slot))
-        missed = ((1 - STRESS_SHARE) * normal + STRESS_SHARE * stress) * self.rate * self.stay
-        return (missed + self._caught(split) + self._left_over(split, left)) / self.requests
+        normal = fluid.roll(*args, decode_scale=decode_scale, slot=slot)
+        stress = fluid.roll(*args, scale=STRESS, decode_scale=decode_scale, slot=2 * slot)
+        share = (1 - STRESS_SHARE) * fluid.share(normal) + STRESS_SHARE * fluid.share(stress)
+        missed = share * self.rate * self.stay
+        return (missed + self._caught(split) + self._left_over(split, normal[2])) / self.requests
 
     def risk(self, split: Split, stay: Split) -> float:
         """Requests that `split` would miss more than `stay`, were the old traffic back at once."""
@@ -106,11 +107,6 @@ class Outlook:
         with_them, _, _ = fluid.roll(*args, queues, AFTER_SECONDS, slot=AFTER_SLOT)
         without, _, _ = fluid.roll(*args, Queues(), AFTER_SECONDS, slot=AFTER_SLOT)
         return max(0.0, with_them - without)
-
-
-def _share(rolled: tuple[float, float, Queues]) -> tuple[float, Queues]:
-    missed, offered, left = rolled
-    return (missed / offered if offered > 0 else 0.0), left
 
 
 def outlook(

@@ -121,7 +121,7 @@ def valued(
     long = estimate.load(WINDOW_SECONDS)
     # A regime is the traffic's: each split is rolled from its own shadow's queues, not from what another one left.
     plain = {
-        q.prefill: _share(
+        q.prefill: fluid.share(
             fluid.roll(
                 long,
                 model,
@@ -153,7 +153,7 @@ def valued(
             if q == target and q == serving:
                 course = fluid.Course(q, q, 0.0)
             work = donating if q.prefill < target.prefill else load
-            ways[q].append(Move(q, course, work, 1 + DONOR * slow if q.prefill > target.prefill else 1.0))
+            ways[q].append(Move(course, work, 1 + DONOR * slow if q.prefill > target.prefill else 1.0))
 
     minute = Minute(expected, on_wrong_side, cap, serving, coming, now_queues)
 
@@ -164,8 +164,8 @@ def valued(
 
     def cost(move: Move) -> float:
         if ahead is not None:
-            return ahead.cost(move.split, move.load, coming, move.course, now_queues, move.decode_scale)
-        return (1 - beta) * minute.cost(move) + beta * remembered(move.split)
+            return ahead.cost(move.course.after, move.load, coming, move.course, now_queues, move.decode_scale)
+        return (1 - beta) * minute.cost(move) + beta * remembered(move.course.after)
 
     costs = {q: [cost(move) for move in moves] for q, moves in ways.items()}
     stay = costs[target]
@@ -183,19 +183,20 @@ def valued(
     # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
     debt = max(0.0, real - least) if memory.moves else 0.0
     bar = min(BAR_MOST, BAR + DEBT * debt * slow + FLAP * flaps(memory.moves, now))
-    early: set[Split] = set()
-    if not gear.slow:
-        for q in (option.split for option in options if option.gain >= bar):
-            lost = beta * max(0.0, remembered(target) - remembered(q))
-            if all((1 - beta) * minute.waiting(move) + lost <= NOTHING for move in ways[q]):
-                early.add(q)
+
+    def can_wait(q: Split) -> bool:
+        lost = beta * max(0.0, remembered(target) - remembered(q))
+        return all((1 - beta) * minute.waiting(move) + lost <= NOTHING for move in ways[q])
+
+    gaining = [] if gear.slow else [option.split for option in options if option.gain >= bar]
+    early = frozenset(q for q in gaining if can_wait(q))
     unpaid: dict[Split, Unpaid] = {}
     if ahead is not None and not policy.convertible and memory.before is not None:
         # Of a regime that goes on for `lasting` seconds in the mean.
         chance = 1 - math.exp(-on_wrong_side / lasting)
         found = {q: Unpaid(max(0.0, regret(memory, q.prefill)), chance * ahead.risk(q, target)) for q in splits}
         unpaid = {q: doubt for q, doubt in found.items() if doubt.risk > doubt.saved}
-    return Valued(tuple(options), bar, expected, real, band, unpaid, frozenset(early))
+    return Valued(tuple(options), bar, expected, real, band, unpaid, early)
 
 
 def flaps(moves: Sequence[Moved], now: float) -> int:
@@ -232,11 +233,6 @@ def _at_most(modelled: Queues, measured: Queues) -> Queues:
         min(modelled.prefill_seconds, measured.prefill_seconds),
         min(modelled.decoding, measured.decoding),
     )
-
-
-def _share(rolled: tuple[float, float, Queues]) -> float:
-    missed, offered, _ = rolled
-    return missed / offered if offered > 0 else 0.0
 
 
 def _follow_tracks(

@@ -31,7 +31,7 @@ def minute(of: Load, queues: Queues) -> Minute:
 
 def move(of: Load, to: Split) -> Move:
     during = Split(min(to.prefill, HERE.prefill), min(to.decode, HERE.decode))
-    return Move(to, Course(during, to, 1.0), of, 1.0)
+    return Move(Course(during, to, 1.0), of, 1.0)
 
 
 def decoding(of: Load, share: float) -> float:
@@ -45,7 +45,7 @@ def test_decoders_that_would_be_full_in_half_a_minute_can_wait(full: float, wait
     """At this load three decoders overflow, and four do not. Whether now is the time is what they hold already."""
     heavy = load(14.0, 2500, 1200)
     seen = minute(heavy, Queues(0.0, decoding(heavy, full)))
-    stay = seen.cost(Move(HERE, Course(HERE, HERE, 0.0), heavy, 1.0))
+    stay = seen.cost(Move(Course(HERE, HERE, 0.0), heavy, 1.0))
     assert stay - seen.cost(move(heavy, THERE)) > 0.1
     assert (seen.waiting(move(heavy, THERE)) <= NOTHING) is waits
 
