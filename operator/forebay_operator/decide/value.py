@@ -182,6 +182,9 @@ def valued(
     least = min((t.share for key, t in memory.tracks.items() if key != "real" and t.offered), default=real)
     # Only moves run into debt: standing still, the distance to the best split is a reason to move, not to stay.
     debt = max(0.0, real - least) if memory.moves else 0.0
+    if not gear.slow:
+        # What a first burst missed until it was noticed is most of a new model's requests, and no move's fault.
+        debt *= min(1.0, memory.traffic.seconds / MEMORY_SECONDS)
     bar = min(BAR_MOST, BAR + DEBT * debt * slow + FLAP * flaps(memory.moves, now))
 
     def can_wait(q: Split) -> bool:

@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 
+import msgspec
 import pytest
 
 from forebay_operator.api.labels import Pool
@@ -328,6 +329,28 @@ def test_flaps_raise_the_bar_and_are_forgotten() -> None:
     assert raised.inputs["bar"] == pytest.approx(0.02 + 5 * 0.03)
     later, _ = follow(source, law, memory, 121)
     assert later[-1].inputs["bar"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("gear", "seen", "weight"), [
+    (Gear(1.0, drains=False), 60.0, 60 / 1800 * 21 / 60),
+    (Gear(1.0, drains=False), 1800.0, 21 / 60),
+    (Gear(120.0, drains=True), 60.0, 1.0),
+])  # fmt: skip
+def test_a_new_model_is_not_in_debt_for_its_first_burst(gear: Gear, seen: float, weight: float) -> None:
+    """A fifth of all requests missed since a burst that nothing had noticed yet, and no other split would have."""
+    source, law = Source(), policy(gear=gear)
+    _, memory = settle(source, law)
+    memory.moves = [Moved(source.at - 300, 1, towards_prefill=True)]
+    offered = memory.tracks["real"].offered
+    memory.tracks["real"].missed = offered / 5
+    for key, track in memory.tracks.items():
+        if key != "real":
+            track.missed, track.offered = 0.0, offered
+    memory.traffic = msgspec.structs.replace(memory.traffic, seconds=seen)
+    decision, after = decide(source.tick(), law, memory, source.at)
+    missed = after.tracks["real"].share
+    assert missed > 0.1
+    assert decision.inputs["bar"] == pytest.approx(0.02 + 3 * missed * weight, abs=0.002)
 
 
 def test_decide_is_pure_and_a_second_call_adds_nothing() -> None:
