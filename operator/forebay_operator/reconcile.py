@@ -39,6 +39,7 @@ from forebay_operator.observe.gather import Gathered, Gatherer
 from forebay_operator.observe.types import Observation, Problem, ProblemKind
 from forebay_operator.queue import RetryAfter
 from forebay_operator.rescaler import LAW, Rescaler, Word
+from forebay_operator.status.fields import filled, unwanted
 from forebay_operator.turn import Turn, take_turn
 
 log = logging.getLogger(__name__)
@@ -320,7 +321,7 @@ class Reconciler:
 
         False when the server leaves it as it is: a field that is to go is another field manager's too.
         """
-        previous, status = raw.get("status") or {}, _filled(status)
+        previous, status = raw.get("status") or {}, filled(status)
         # Conditions of other managers are theirs: they stay where they are, and are no difference.
         ours = [c for c in previous.get("conditions") or [] if c["type"] in set(Type)]
         if status == {**previous, "conditions": ours}:
@@ -345,8 +346,8 @@ class Reconciler:
         version = after["metadata"]["resourceVersion"]
         if version == meta["resourceVersion"]:
             # No watch will report it either.
-            name, fields = f"{meta['namespace']}/{meta['name']}", sorted(previous.keys() - status.keys())
-            log.warning("%s: status can't be changed: who else owns %s in metadata.managedFields?", name, fields)
+            name, left = f"{meta['namespace']}/{meta['name']}", ", ".join(unwanted(previous, status))
+            log.warning("%s: status can't be changed: who else owns %s in metadata.managedFields?", name, left)
             return False
         self._wrote((meta["namespace"], meta["name"]), version)
         for event in condition_events(previous, status):
@@ -395,10 +396,3 @@ def _resized_counts(turn: Turn, homes: Split | None) -> Mapping[Pool, int]:
         return turn.counts
     before = turn.homes.wanted
     return {pool: turn.counts[pool] + getattr(homes, pool) - getattr(before, pool) for pool in POOLS}
-
-
-def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without maps that hold nothing. Server-side apply makes a null of one that goes from some fields to none, and the
-    API server then refuses the whole status, or keeps what differs from what we write, and we write it again."""
-    said = {key: _filled(value) if isinstance(value, Mapping) else value for key, value in fields.items()}
-    return {key: value for key, value in said.items() if value != {}}
