@@ -227,12 +227,13 @@ def roll(
     if horizon > 0.0 and end > 0:
         rate = offered / end
         mean_work = rate * mean
-        clear = _clear(waiting - allowed * prefill * 0.5, prefill - mean_work)
+        charged = _charge(waiting - allowed * prefill * 0.5, prefill - mean_work, horizon, cap)
         over = decoding + weight * earlier - most * decode
-        if over > 0:
-            drained = most * decode / (output * model.step(most)) - rate
-            clear = max(clear, _clear(over, drained))
-        missed += rate * (min(clear, 2 * horizon) + 0.05 * min(clear, cap))
+        full = model.step(most)
+        drained = most * decode / (output * full) - rate
+        # While answers wait their tokens take longer, and nothing is missed until they take too long.
+        room = max(0.0, p_low / (full if full > mixed else mixed) - 1.0) * most * decode
+        missed += rate * max(charged, _charge_overflow(over, room, drained, horizon, cap))
     return missed, offered, Queues(waiting, decoding + weight * earlier)
 
 
@@ -240,6 +241,23 @@ def share(rolled: tuple[float, float, Queues]) -> float:
     """Of what roll() says was offered, the part that missed; 0 where nothing was."""
     missed, offered, _ = rolled
     return missed / offered if offered > 0 else 0.0
+
+
+def _charge(backlog: float, speed: float, horizon: float, cap: float) -> float:
+    """Seconds' worth of arrivals that miss while a backlog clears: fully for 2 horizons, then a twentieth of them."""
+    clear = _clear(backlog, speed)
+    return min(clear, 2 * horizon) + 0.05 * min(clear, cap)
+
+
+def _charge_overflow(over: float, room: float, speed: float, horizon: float, cap: float) -> float:
+    """As _charge(), of requests that decoders have no memory for: they miss from `room` of them on, and where they
+    become so many within the 2 horizons, from then on."""
+    if over > room:
+        return _charge(over - room, speed, horizon, cap)
+    grows = -speed * 2 * horizon
+    if grows <= room - over:
+        return 0.0
+    return (1.0 - (room - over) / grows) * _charge(over, speed, horizon, cap)
 
 
 def _clear(backlog: float, speed: float) -> float:

@@ -66,13 +66,17 @@ class Minute:
     def waiting(self, move: Move) -> float:
         """What it costs to make the move WAIT_SECONDS later, in misses per request that arrives meanwhile.
 
+        Of misses in the time looked ahead: what is left at its end, where even the other split fills up, is for later
+        looks to answer.
+
         No less than what the present split misses of them: where the move helps little, or its own queue grows beyond
         what is looked at, later always looks as good.
         """
         course = Course(self.serving, move.course.after, WAIT_SECONDS + move.course.switch)
         later = Move(course, move.load, move.decode_scale)
         lost = max(
-            self._share(later, self.queues, scale=x, along=True) - self._share(move, scale=x) for x in WAIT_LOADS
+            self._share(later, self.queues, scale=x, along=True, left=False) - self._share(move, scale=x, left=False)
+            for x in WAIT_LOADS
         )
         stay = Course(self.serving, self.serving, 0.0)
         missed = fluid.share(fluid.roll(move.load, self.model, stay, self.queues, WAIT_SECONDS))
@@ -89,7 +93,14 @@ class Minute:
         return Queues(self.queues.prefill_seconds, self.queues.decoding * kept, self.queues.earlier * kept)
 
     def _share(
-        self, move: Move, queues: Queues | None = None, *, scale: float = 1.0, slot: int = 1, along: bool = False
+        self,
+        move: Move,
+        queues: Queues | None = None,
+        *,
+        scale: float = 1.0,
+        slot: int = 1,
+        along: bool = False,
+        left: bool = True,
     ) -> float:
         rolled = fluid.roll(
             move.load,
@@ -100,7 +111,7 @@ class Minute:
             scale=scale,
             decode_scale=move.decode_scale,
             slot=slot,
-            horizon=self.horizon,
+            horizon=self.horizon if left else 0.0,
             cap=self.cap,
             along=along,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -48,6 +49,42 @@ def test_decoders_that_would_be_full_in_half_a_minute_can_wait(full: float, wait
     stay = seen.cost(Move(Course(HERE, HERE, 0.0), heavy, 1.0))
     assert stay - seen.cost(move(heavy, THERE)) > 0.1
     assert (seen.waiting(move(heavy, THERE)) <= NOTHING) is waits
+
+
+def charged(of: Load, full: float, over_capacity: float, mixed: float = 0.0) -> float:
+    """Seconds' worth of arrivals that miss after the look ahead, where decoders are `full` and get this many times the
+    requests that they end."""
+    made = dataclasses.replace(minute(of, Queues()).model, mixed=mixed)
+    ended = made.most * HERE.decode / (of.output * made.step(made.most))
+    of = dataclasses.replace(of, requests=[over_capacity * ended] * 10, prefill_seconds=[0.0] * 10)
+    queues = Queues(0.0, full * made.most * HERE.decode)
+    args = (of, made, Course(HERE, HERE, 0.0), queues, 1.0)
+    with_end, offered, _ = fluid.roll(*args, horizon=21.0)
+    without, _, _ = fluid.roll(*args)
+    return (with_end - without) / offered
+
+
+def test_answers_that_wait_a_little_miss_nothing() -> None:
+    """Full decoders take 28 ms a token, 34 ms may pass: a fifth more than fit are borne, and half more are not.
+
+    Load that is 2 % too much fills that fifth in minutes, and a law that looks each 5 s is elsewhere by then.
+    """
+    long = load(12.0, 4000, 1200)
+    assert charged(long, 1.1, 0.9) == 0
+    assert charged(long, 1.1, 1.02) == 0
+    assert charged(long, 1.5, 0.9) > 10
+    assert charged(long, 1.5, 1.02) > 42
+    # Where steps that compute prompts too are as long as a token may take, nothing is left to bear.
+    assert charged(long, 1.1, 1.02, mixed=0.034) > 42
+
+
+def test_an_overflow_is_charged_from_when_it_misses_on() -> None:
+    """At twice the load what is borne is full within the two horizons: the sooner, the more is charged, in no step."""
+    long = load(12.0, 4000, 1200)
+    costs = [charged(long, 1.0 + x / 100, 2.0) for x in range(4, 40, 2)]
+    assert costs == sorted(costs)
+    assert 0 < costs[0] < 0.9 * costs[-1]
+    assert max(b - a for a, b in pairwise(costs)) < 0.2 * costs[-1]
 
 
 def test_prompts_that_miss_now_do_not_wait() -> None:
@@ -103,7 +140,7 @@ def test_a_split_that_can_wait_is_not_moved_to_and_says_so() -> None:
 
 
 def test_it_moves_once_waiting_would_cost_something() -> None:
-    source = Source(prefill=3, decode=3, rate=29, prompt=2252, output=906)
+    source = Source(prefill=3, decode=3, rate=33, prompt=2252, output=906)
     decisions, _ = follow(source, policy(), Memory(), 160)
     assert [(d.reason, str(d.target)) for d in decisions if d.moves] == [(reasons.BETTER_SPLIT, "2:4")]
 
