@@ -26,8 +26,8 @@ DECODE_HEAVY: Final = {"rate": 1.5, "fresh": 600, "tokens": 150}
 PREFILL_HEAVY: Final = {"rate": 7.5, "fresh": 1500, "tokens": 8}
 """2.25 prefill workers."""
 
-LONG_ANSWERS: Final = {"rate": 2.6, "fresh": 1200, "tokens": 400}
-"""2.4 decode workers' memory, 0.6 of a prefill worker."""
+LONG_ANSWERS: Final = {"rate": 2.8, "fresh": 1200, "tokens": 400}
+"""2.6 decode workers' memory, 0.7 of a prefill worker."""
 
 SPEC: Final[dict[str, Any]] = {
     # The router's own gear would take the prompts to decode workers, whatever their role.

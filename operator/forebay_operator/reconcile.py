@@ -347,7 +347,11 @@ class Reconciler:
         if version == meta["resourceVersion"]:
             # No watch will report it either.
             name, left = f"{meta['namespace']}/{meta['name']}", ", ".join(unwanted(previous, status))
-            log.warning("%s: status can't be changed: who else owns %s in metadata.managedFields?", name, left)
+            if left:
+                log.warning("%s: status can't be changed: who else owns %s in metadata.managedFields?", name, left)
+            else:
+                pruned = ", ".join(unwanted(status, previous))
+                log.warning("%s: status keeps no %s: is the CRD of an earlier version? Apply this one's", name, pruned)
             return False
         self._wrote((meta["namespace"], meta["name"]), version)
         for event in condition_events(previous, status):

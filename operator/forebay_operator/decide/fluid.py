@@ -30,6 +30,9 @@ STEP_SPREAD = 0.1
 MEMORY_SHARE = 0.95
 """Of the KV tokens: what is used when requests of different lengths share them."""
 
+HELD_SHARE = 0.5
+"""Of the KV tokens of prefill workers: what answers that wait for a decoder may hold of them."""
+
 CLEAR_SECONDS = 600.0
 
 
@@ -233,6 +236,8 @@ def roll(
         drained = most * decode / (output * full) - rate
         # While answers wait their tokens take longer, and nothing is missed until they take too long.
         room = max(0.0, p_low / (full if full > mixed else mixed) - 1.0) * most * decode
+        # Their KV waits on prefill workers, which need the other half of their memory for prompts.
+        room = min(room, HELD_SHARE * most * prefill)
         missed += rate * max(charged, _charge_overflow(over, room, drained, horizon, cap))
     return missed, offered, Queues(waiting, decoding + weight * earlier)
 

@@ -14,11 +14,13 @@ def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unwanted(held: Mapping[str, Any], wanted: Mapping[str, Any], above: str = "") -> list[str]:
-    """Paths, such as `decision.inputs.bar`, of what is held and not wanted; a map that goes as a whole by its own."""
+    """Paths, such as `decision.inputs.bar`, of what is held and wanted otherwise or not at all."""
     found = []
     for key, value in sorted(held.items()):
         if key not in wanted:
             found.append(above + key)
         elif isinstance(value, Mapping) and isinstance(wanted[key], Mapping):
             found += unwanted(value, wanted[key], f"{above}{key}.")
+        elif value != wanted[key]:
+            found.append(above + key)
     return found

@@ -51,10 +51,10 @@ def test_decoders_that_would_be_full_in_half_a_minute_can_wait(full: float, wait
     assert (seen.waiting(move(heavy, THERE)) <= NOTHING) is waits
 
 
-def charged(of: Load, full: float, over_capacity: float, mixed: float = 0.0) -> float:
+def charged(of: Load, full: float, over_capacity: float, mixed: float = 0.0, tpot: float = 0.04) -> float:
     """Seconds' worth of arrivals that miss after the look ahead, where decoders are `full` and get this many times the
     requests that they end."""
-    made = dataclasses.replace(minute(of, Queues()).model, mixed=mixed)
+    made = dataclasses.replace(minute(of, Queues()).model, mixed=mixed, tpot=tpot)
     ended = made.most * HERE.decode / (of.output * made.step(made.most))
     of = dataclasses.replace(of, requests=[over_capacity * ended] * 10, prefill_seconds=[0.0] * 10)
     queues = Queues(0.0, full * made.most * HERE.decode)
@@ -78,8 +78,15 @@ def test_answers_that_wait_a_little_miss_nothing() -> None:
     assert charged(long, 1.1, 1.02, mixed=0.034) > 42
 
 
+def test_no_more_answers_are_borne_than_prefill_workers_can_hold_for_decoders() -> None:
+    """At 100 ms a token twice as many more as fit would be: their prompts' KV fills three prefill workers twice."""
+    long = load(9.7, 4000, 1200)
+    assert charged(long, 1.4, 1.02, tpot=0.1) == 0
+    assert charged(long, 1.6, 1.02, tpot=0.1) > 42
+
+
 def test_an_overflow_is_charged_from_when_it_misses_on() -> None:
-    """At twice the load what is borne is full within the two horizons: the sooner, the more is charged, in no step."""
+    """At twice the load what is borne is full within the two horizons: above full, the sooner the more is charged."""
     long = load(12.0, 4000, 1200)
     costs = [charged(long, 1.0 + x / 100, 2.0) for x in range(4, 40, 2)]
     assert costs == sorted(costs)
@@ -140,7 +147,8 @@ def test_a_split_that_can_wait_is_not_moved_to_and_says_so() -> None:
 
 
 def test_it_moves_once_waiting_would_cost_something() -> None:
-    source = Source(prefill=3, decode=3, rate=33, prompt=2252, output=906)
+    """Decoders 94 % full, and 1.5 prefill workers' worth of prompts for the two that stay."""
+    source = Source(prefill=3, decode=3, rate=30, prompt=1400, output=1250)
     decisions, _ = follow(source, policy(), Memory(), 160)
     assert [(d.reason, str(d.target)) for d in decisions if d.moves] == [(reasons.BETTER_SPLIT, "2:4")]
 
