@@ -144,12 +144,15 @@ def roll(
     horizon: float = 0.0,
     cap: float = math.inf,
     along: bool = False,
+    bear: bool = False,
 ) -> tuple[float, float, Queues]:
     """(missed, offered, queues at the end) of `seconds` in which the load's slots repeat.
 
     `scale` multiplies arrivals, `decode_scale` output length as well. `slot` joins that many seconds. With `horizon`,
     what is left at the end is charged: arrivals meanwhile miss until the backlog has cleared, within 2 horizons fully
     and a twentieth of them until `cap` seconds. `along`: decoders that go at the switch take their requests with them.
+    `bear`: answers that wait for decoders are charged from when they make tokens take too long, which is for gears that
+    are elsewhere in seconds; else each is.
     """
     work, counts = load.prefill_seconds, load.requests
     n = len(work)
@@ -234,10 +237,12 @@ def roll(
         over = decoding + weight * earlier - most * decode
         full = model.step(most)
         drained = most * decode / (output * full) - rate
-        # While answers wait their tokens take longer, and nothing is missed until they take too long.
-        room = max(0.0, p_low / (full if full > mixed else mixed) - 1.0) * most * decode
-        # Their KV waits on prefill workers, which need the other half of their memory for prompts.
-        room = min(room, HELD_SHARE * most * prefill)
+        room = 0.0
+        if bear:
+            # While answers wait their tokens take longer, and nothing is missed until they take too long. Their KV
+            # waits on prefill workers, which need the other half of their memory for prompts.
+            room = max(0.0, p_low / (full if full > mixed else mixed) - 1.0) * most * decode
+            room = min(room, HELD_SHARE * most * prefill)
         missed += rate * max(charged, _charge_overflow(over, room, drained, horizon, cap))
     return missed, offered, Queues(waiting, decoding + weight * earlier)
 

@@ -114,5 +114,6 @@ class Minute:
             horizon=self.horizon if left else 0.0,
             cap=self.cap,
             along=along,
+            bear=True,
         )
         return fluid.share(rolled)

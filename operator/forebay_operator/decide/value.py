@@ -109,6 +109,9 @@ def valued(
             drain_decode = drain_prefill = 0.0
     transit = seconds + (drain_decode + drain_prefill) / 2
     on_wrong_side = transit + (NOTICE_DRAIN_SECONDS if gear.drains else NOTICE_SECONDS)
+    if not gear.slow:
+        # Metrics that are late are so much of the time until a shift is noticed; of a slow gear's they are little.
+        on_wrong_side += max(0.0, now - memory.seen_at)
     _follow_tracks(observation_seconds, serving, splits, estimate, model, memory, gear.slow)
     real = memory.tracks["real"].share
 

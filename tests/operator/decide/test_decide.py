@@ -353,6 +353,23 @@ def test_a_new_model_is_not_in_debt_for_its_first_burst(gear: Gear, seen: float,
     assert decision.inputs["bar"] == pytest.approx(0.02 + 3 * missed * weight, abs=0.002)
 
 
+@pytest.mark.parametrize(("gear", "late"), [(Gear(1.0, drains=False), 15.0), (Gear(120.0, drains=True), 0.0)])
+def test_late_metrics_are_time_until_a_shift_is_noticed(gear: Gear, late: float) -> None:
+    """Seen in the weight of a debt, which is of the time on the wrong side: 21 s in the role gear, and the delay."""
+    source, law = Source(), policy(gear=gear)
+    _, memory = settle(source, law)
+    memory.moves = [Moved(source.at - 300, 1, towards_prefill=True)]
+    memory.traffic = msgspec.structs.replace(memory.traffic, seconds=1e6)
+    for key, track in memory.tracks.items():
+        track.missed, track.offered = (20.0 if key == "real" else 0.0), 100.0
+    seen = source.tick()
+    prompt, _ = decide(seen, law, memory, source.at)
+    delayed, _ = decide(seen, law, memory, source.at + 15)
+    in_time, later = prompt.inputs["bar"] - 0.02, delayed.inputs["bar"] - 0.02
+    assert in_time > 0.01
+    assert later / in_time == pytest.approx(1.0 if gear.slow else (21 + late) / 21, rel=0.02)
+
+
 def test_decide_is_pure_and_a_second_call_adds_nothing() -> None:
     source, law = Source(), policy()
     _, memory = settle(source, law)

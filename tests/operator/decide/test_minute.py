@@ -59,7 +59,7 @@ def charged(of: Load, full: float, over_capacity: float, mixed: float = 0.0, tpo
     of = dataclasses.replace(of, requests=[over_capacity * ended] * 10, prefill_seconds=[0.0] * 10)
     queues = Queues(0.0, full * made.most * HERE.decode)
     args = (of, made, Course(HERE, HERE, 0.0), queues, 1.0)
-    with_end, offered, _ = fluid.roll(*args, horizon=21.0)
+    with_end, offered, _ = fluid.roll(*args, horizon=21.0, bear=True)
     without, _, _ = fluid.roll(*args)
     return (with_end - without) / offered
 

@@ -28,8 +28,8 @@ from forebay_operator.pilot import Checkpoint, Pilot
 from forebay_operator.preview.changes import Action
 from forebay_operator.preview.forecast import Fate
 from forebay_operator.preview.preview import Preview, preview
-from forebay_operator.reconcile import _filled
 from forebay_operator.rescaler import write_checkpoint
+from forebay_operator.status.fields import filled
 from support.fake_cluster import simulated_model
 from support.law_world import SPEED, Load, ScriptedTraffic
 from support.real_site import Site
@@ -261,7 +261,7 @@ async def test_no_empty_map_is_written_to_a_status(site: Site, path: tuple[str, 
 
     await site.kube.apply(k.MODELS, _bare(site), force=True)
     for value in ({"a": 1}, {}):
-        written = _filled(status(value))
+        written = filled(status(value))
         body = {key: held for key, held in _bare(site).items() if key != "spec"} | {"status": written}
         after = await site.kube.apply(k.MODELS, body, force=True, subresource="status")
         assert after["status"] == written
