@@ -86,7 +86,7 @@ test_constant_load_settles_for_long = pytest.mark.timeout(7200)(
 def test_two_splits_that_both_miss_take_no_turns() -> None:
     """Prefill is a little short at 2:4, decode much at 3:3. What a decoder takes along to prefill made room for half a
     minute, and 3:3 looked better from 2:4, but not from itself."""
-    source = Source(prefill=3, decode=3, rate=29, prompt=2252, output=906)
+    source = Source(prefill=3, decode=3, rate=20, prompt=3406, output=1026)
     decisions, _ = follow(source, policy(), Memory(), 160)
     assert [(str(d.before), str(d.target)) for d in decisions if d.moves] == [("3:3", "2:4")]
 
