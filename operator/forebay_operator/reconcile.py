@@ -324,7 +324,8 @@ class Reconciler:
         previous, status = raw.get("status") or {}, filled(status)
         # Conditions of other managers are theirs: they stay where they are, and are no difference.
         ours = [c for c in previous.get("conditions") or [] if c["type"] in set(Type)]
-        if status == {**previous, "conditions": ours}:
+        held = {**previous, "conditions": ours}
+        if status == held:
             return True
         meta = raw["metadata"]
         body: Object = {
@@ -346,11 +347,11 @@ class Reconciler:
         version = after["metadata"]["resourceVersion"]
         if version == meta["resourceVersion"]:
             # No watch will report it either.
-            name, left = f"{meta['namespace']}/{meta['name']}", ", ".join(unwanted(previous, status))
+            name, left = f"{meta['namespace']}/{meta['name']}", ", ".join(unwanted(held, status))
             if left:
                 log.warning("%s: status can't be changed: who else owns %s in metadata.managedFields?", name, left)
             else:
-                pruned = ", ".join(unwanted(status, previous))
+                pruned = ", ".join(unwanted(status, held))
                 log.warning("%s: status keeps no %s: is the CRD of an earlier version? Apply this one's", name, pruned)
             return False
         self._wrote((meta["namespace"], meta["name"]), version)

@@ -13,7 +13,7 @@ import pytest
 
 from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import Ratio
-from forebay_operator.decide import Bounds, Fleet, Gear, Growth, Memory, Split, decide, reasons
+from forebay_operator.decide import Bounds, Fleet, Gear, Growth, Memory, Policy, Split, decide, reasons
 from forebay_operator.decide.estimate import estimate
 from forebay_operator.decide.memory import Moved
 from forebay_operator.decide.value import flaps, valued
@@ -331,22 +331,26 @@ def test_flaps_raise_the_bar_and_are_forgotten() -> None:
     assert later[-1].inputs["bar"] == pytest.approx(0.02)
 
 
+def in_debt(source: Source, law: Policy, seconds: float) -> Memory:
+    """After a move: a fifth of all requests of `seconds` missed, and no split would have missed one."""
+    _, memory = settle(source, law)
+    memory.moves = [Moved(source.at - 300, 1, towards_prefill=True)]
+    offered = memory.tracks["real"].offered
+    for key, track in memory.tracks.items():
+        track.missed, track.offered = (offered / 5 if key == "real" else 0.0), offered
+    memory.traffic = msgspec.structs.replace(memory.traffic, seconds=seconds)
+    return memory
+
+
 @pytest.mark.parametrize(("gear", "seen", "weight"), [
     (Gear(1.0, drains=False), 60.0, 60 / 1800 * 21 / 60),
     (Gear(1.0, drains=False), 1800.0, 21 / 60),
     (Gear(120.0, drains=True), 60.0, 1.0),
 ])  # fmt: skip
 def test_a_new_model_is_not_in_debt_for_its_first_burst(gear: Gear, seen: float, weight: float) -> None:
-    """A fifth of all requests missed since a burst that nothing had noticed yet, and no other split would have."""
+    """Misses of a burst that nothing had noticed yet weigh as the part of the half hour that has been seen."""
     source, law = Source(), policy(gear=gear)
-    _, memory = settle(source, law)
-    memory.moves = [Moved(source.at - 300, 1, towards_prefill=True)]
-    offered = memory.tracks["real"].offered
-    memory.tracks["real"].missed = offered / 5
-    for key, track in memory.tracks.items():
-        if key != "real":
-            track.missed, track.offered = 0.0, offered
-    memory.traffic = msgspec.structs.replace(memory.traffic, seconds=seen)
+    memory = in_debt(source, law, seen)
     decision, after = decide(source.tick(), law, memory, source.at)
     missed = after.tracks["real"].share
     assert missed > 0.1
@@ -357,11 +361,7 @@ def test_a_new_model_is_not_in_debt_for_its_first_burst(gear: Gear, seen: float,
 def test_late_metrics_are_time_until_a_shift_is_noticed(gear: Gear, late: float) -> None:
     """Seen in the weight of a debt, which is of the time on the wrong side: 21 s in the role gear, and the delay."""
     source, law = Source(), policy(gear=gear)
-    _, memory = settle(source, law)
-    memory.moves = [Moved(source.at - 300, 1, towards_prefill=True)]
-    memory.traffic = msgspec.structs.replace(memory.traffic, seconds=1e6)
-    for key, track in memory.tracks.items():
-        track.missed, track.offered = (20.0 if key == "real" else 0.0), 100.0
+    memory = in_debt(source, law, 1e6)
     seen = source.tick()
     prompt, _ = decide(seen, law, memory, source.at)
     delayed, _ = decide(seen, law, memory, source.at + 15)
