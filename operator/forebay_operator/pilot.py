@@ -88,6 +88,17 @@ class Checkpoint(msgspec.Struct):
     """digest() of the performance model that the law started from; empty: it started from none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a ruling changes besides what it saw."""
+
+    memory: Memory
+    told: Decision | None
+    history: tuple[Decision, ...]
+    flaps: int
+    advised: Decision | None
+
+
 class Pilot:
     def __init__(self, checkpoint: Checkpoint | None = None, *, now: float) -> None:
         held = checkpoint or Checkpoint()
@@ -106,6 +117,7 @@ class Pilot:
         """In mode Recommend: the size that was recommended last, while it still is."""
 
         self._candidate: tuple[str, float] | None = None
+        self._before = _Said(self.memory, None, (), 0, None)
         self._saved_at = now
         self._saved: tuple[float, ...] = ()
         self._saved_with = held.began_with
@@ -146,6 +158,7 @@ class Pilot:
         if self.memory.target != tuple(target):
             self.memory = self.memory.next()
             self.memory.target = (target.prefill, target.decode)
+        self._before = _Said(self.memory, self.told, tuple(self.history), self.flaps, self._advised)
         if self.believed is None:
             decision = self._unmeasured(observation, law_policy(spec, NOBODY, target.total), target, now)
         else:
@@ -173,6 +186,16 @@ class Pilot:
             return Ruling(decision, None, None, self.told)
         targets = resized(move or target, sizing.before, sizing.target)
         return Ruling(decision, targets, sizing.target, self.told)
+
+    def not_carried_out(self) -> None:
+        """The last ruling changed nothing: it is neither told, nor counted against the rates, nor waited for."""
+        before, memory = self._before, self.memory.next()
+        memory.moves, memory.move_started = list(before.memory.moves), before.memory.move_started
+        memory.size = before.memory.size
+        memory.target = before.memory.target
+        self.memory = memory
+        self.told, self.history, self.flaps = before.told, list(before.history), before.flaps
+        self._advised = before.advised
 
     def note_workers(self, ready: Mapping[str, bool], now: float) -> None:
         """Of the workers there are, which are ready: how long new ones take is learnt from it."""

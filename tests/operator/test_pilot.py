@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -55,12 +56,22 @@ class Life:
         self.moves: list[Split] = []
         self.learnt: Workers | None = WORKERS
         self.capacity = Capacity([5000.0])
+        self.away = 0
+        """Of the decode workers, how many report nothing."""
 
-    def look(self, prompts: int = 4, tokens: int = 500, queued: int = 0, bad: Signal | None = None) -> None:
+    def look(
+        self, prompts: int = 4, tokens: int = 500, queued: int = 0, bad: Signal | None = None, decoding: int = 0
+    ) -> None:
         self.now += 1
         self.finished += prompts
         loads = [
-            WorkerLoad(f"w{i}", role, role, queued_prefill_tokens=queued if role == "prefill" else 0)
+            WorkerLoad(
+                f"w{i}",
+                role,
+                role,
+                queued_prefill_tokens=queued if role == "prefill" else 0,
+                decoding=decoding // self.target.decode if role == "decode" else 0,
+            )
             for i, role in enumerate(["prefill"] * self.target.prefill + ["decode"] * self.target.decode)
         ]
         observed = Observation(
@@ -74,6 +85,10 @@ class Life:
             workers=tuple(loads),
             signals=(bad,) if bad else (),
         )
+        for i in range(len(loads) - self.away, len(loads)):
+            observed = replace(
+                observed, workers=(*observed.workers[:i], replace(loads[i], role=None), *observed.workers[i + 1 :])
+            )
         before = self.pilot.told
         self.pilot.start_from(self.spec, self.capacity)
         ruling = self.pilot.rule(observed, self.spec, self.target, self.learnt, self.now)
@@ -101,6 +116,38 @@ def test_a_starved_role_is_helped_within_seconds() -> None:
     assert life.moves
     assert life.moves[0].prefill > 2
     assert life.told[-1] == reasons.STARVED
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_worker_that_is_away_does_not_keep_moves_from_being_taken_back(away: int) -> None:
+    """Its pod is Pending, or it starts again: it has no role, which is not the end that a move waits for."""
+    life = Life(spec()).calm()
+    life.away = away
+    life.surge(5)
+    lent = life.target
+    life.calm(2)
+    for _ in range(40):
+        life.look(decoding=2000)
+        if life.target.decode > lent.decode:
+            break
+    assert life.target.decode > lent.decode
+
+
+def test_what_could_not_be_carried_out_is_not_remembered() -> None:
+    """A move that was refused, again at each look, is no move: not told, not counted against the rate of moves."""
+    life = Life(spec()).calm()
+    told, history = life.pilot.told, list(life.pilot.history)
+    held = life.target
+    for _ in range(20):
+        life.look(prompts=10, tokens=2000, queued=25_000)
+        if life.target != held:
+            life.pilot.not_carried_out()
+            life.target = held
+    assert life.moves
+    assert (life.pilot.memory.moves, life.pilot.flaps) == ([], 0)
+    assert (life.pilot.told, life.pilot.history) == (told, history)
+    life.look(prompts=10, tokens=2000, queued=25_000)
+    assert life.target.prefill > held.prefill
 
 
 def test_recommend_moves_nothing_and_says_it_once() -> None:

@@ -36,6 +36,9 @@ MOST_CANDIDATES = 10
 DROP_SECONDS = 720.0
 """A move that has not ended after its gear's time and this is no longer waited for: a drain's ten minutes, and two."""
 
+DROP_QUICK_SECONDS = 10.0
+"""As DROP_SECONDS, where nothing drains: a worker that has no role by then is away, not on its way."""
+
 
 def decide(
     observation: Observation,
@@ -413,7 +416,7 @@ class _Call:
             if self.policy.gear.drains:
                 memory.move_seconds = [*memory.move_seconds, took][-8:]
             memory.move_started = -1.0
-        elif took > self.policy.gear.seconds + DROP_SECONDS:
+        elif took > self.policy.gear.seconds + (DROP_SECONDS if self.policy.gear.drains else DROP_QUICK_SECONDS):
             memory.move_started = -1.0
 
     def _opposes(self, wanted: Split) -> bool:

@@ -34,6 +34,8 @@ HELD_SHARE = 0.5
 """Of the KV tokens of prefill workers: what answers that wait for a decoder may hold of them."""
 
 CLEAR_SECONDS = 600.0
+STEP_LEAST_SECONDS = 1e-6
+"""A fit of steps that grow faster than their batch has no fixed part; an empty decoder's step takes some time still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def model_of(
         ttft=ttft,
         tpot=tpot,
         most=max(1.0, most),
-        base=decode_factor * workers.weights_seconds,
+        base=max(STEP_LEAST_SECONDS, decode_factor * workers.weights_seconds),
         slope=decode_factor * (workers.sequence_seconds + workers.resident_seconds * context),
         compute=decode_factor * workers.compute_seconds,
         overhead=decode_factor * workers.overhead_seconds,

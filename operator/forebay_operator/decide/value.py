@@ -226,7 +226,9 @@ def _coming(earlier: Earlier, estimate: Estimate, policy: Policy, decode_factor:
     """The model for what arrives, beside what still runs of earlier traffic."""
     workers = policy.workers
     fixed, token = workers.sequence_seconds, workers.resident_seconds
-    weight = (fixed + token * earlier.context) / (fixed + token * earlier.arriving_context)
+    new = fixed + token * earlier.arriving_context
+    # Where a step takes as long whatever runs in it, one request takes as much of it as another.
+    weight = (fixed + token * earlier.context) / new if new > 0 else 1.0
     model = _model(estimate.ahead(WINDOW_SECONDS), estimate, policy, decode_factor)
     return replace(model, earlier_weight=weight, earlier_left=earlier.left)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -28,6 +29,8 @@ from forebay_operator.observe.assemble import until_next_look
 from forebay_operator.observe.endpoints import EndpointsSource
 from forebay_operator.observe.fleet import Fleet
 from forebay_operator.pilot import Checkpoint, Pilot, is_size, size_hold
+
+log = logging.getLogger(__name__)
 
 MEMORY: Final = "law.json"
 FIRST_FIGURES_SECONDS: Final = 10.0
@@ -86,10 +89,22 @@ class Rescaling:
 
         self._announced: Decision | None = None
         self._refused: str = ""
+        self._failed: set[str] = set()
 
     def clock(self) -> float:
         """Seconds, as the law counts them."""
         return self._offset + self._monotonic()
+
+    async def try_to_step(self, fleet: Fleet, homes: Homes | None = None) -> None:
+        """A look that fails unforeseen is told, once for each kind of failure: serving goes on without the law."""
+        try:
+            await self.step(fleet, homes)
+        except Exception as error:
+            log.debug("a look of the law failed", exc_info=True)
+            kind = type(error).__name__
+            if kind not in self._failed:
+                self._failed.add(kind)
+                self._tell(f"rescaling stands still: a look failed unforeseen ({kind}: {error}); please report it")
 
     async def step(self, fleet: Fleet, homes: Homes | None = None) -> None:
         """Never raises for what the router says. Bounded by the source's deadlines."""
@@ -104,7 +119,7 @@ class Rescaling:
         ruling = self.pilot.rule(observed, self._spec, target, self.source.workers(), now, homes)
         if ruling.move is not None:
             self._carry_out(ruling.move, ruling.homes)
-        self._announce(ruling.told)
+        self._announce(self.pilot.told)
         if self.pilot.checkpoint_due(now):
             self.save()
 
@@ -120,6 +135,7 @@ class Rescaling:
                 self._resize(homes, move)
         except (ValueError, LocalError) as error:
             # It is tried again with the next look, and said once.
+            self.pilot.not_carried_out()
             if str(error) != self._refused:
                 self._tell(f"rescaling to {move} failed: {error}")
             self._refused = str(error)

@@ -329,7 +329,7 @@ class Supervisor:
         )
         try:
             while True:
-                await law.step(self._fleet(address), self.homes())
+                await law.try_to_step(self._fleet(address), self.homes())
                 raw = law.source.raw.get(address, b"")
                 self._load = parse_router_load(raw)
                 if self._leaving:
