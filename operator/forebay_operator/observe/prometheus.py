@@ -1,6 +1,7 @@
 """Observations from a Prometheus that scrapes routers and workers, by its HTTP API.
 
-prometheus-api-client asks in a thread of its own: a server that hangs holds up nothing but this model's next look.
+prometheus-api-client asks in a thread of this model's own, which ends with the answer or at the query's deadline: a
+server that hangs holds up nothing but this model's next look.
 TLS is verified. Token and certificates are asked for again and again, so that they may be changed.
 """
 
@@ -10,9 +11,11 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import requests
@@ -114,7 +117,7 @@ class PrometheusSource:
             url=asked.url.rstrip("/"), session=self._session, retry=Retry(total=0), timeout=DEADLINE_SECONDS
         )
         self._next = 0.0
-        self._query_running: asyncio.Task[_Answer] | None = None
+        self._query_running: asyncio.Future[_Answer] | None = None
         self._last: Observation | None = None
         self._asked_at = 0.0
         self._scraped_at = -1.0
@@ -145,16 +148,18 @@ class PrometheusSource:
         return self._assembler.capacity
 
     async def close(self) -> None:
-        # A query that hangs in its thread ends at its own deadline.
+        # A query that hangs in its thread ends at its own deadline, and no other follows it.
         self._connect.close()
         self._forget_ca()
 
     async def _ask(self) -> _Answer | Unanswered:
         try:
-            self._trust(await self._credentials())
+            credentials = await self._credentials()
             if self._query_running is None or self._query_running.done():
+                # Not while a thread asks: it may be about to read the file of certificates.
+                self._trust(credentials)
                 self._asked_at = self._clock()
-                self._query_running = asyncio.create_task(asyncio.to_thread(self._queries))
+                self._query_running = _in_own_thread(self._queries, f"Prometheus of {self._asked.model}")
                 self._query_running.add_done_callback(_heard)
             # A thread can't be stopped. One that hangs is waited for again next time, so that there is never a second.
             done, _ = await asyncio.wait({self._query_running}, timeout=DEADLINE_SECONDS)
@@ -242,10 +247,29 @@ def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {text.rpartition('Caused by')[2].strip()[:160]}"
 
 
-def _heard(task: asyncio.Task[_Answer]) -> None:
+def _in_own_thread(ask: Callable[[], _Answer], name: str) -> asyncio.Future[_Answer]:
+    """asyncio's own pool has few threads: a few servers that hang would keep all other models waiting."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[_Answer] = loop.create_future()
+
+    def run() -> None:
+        try:
+            tell = partial(answer.set_result, ask())
+        except Exception as error:
+            tell = partial(answer.set_exception, error)
+        # The loop may have ended meanwhile.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell)
+
+    # A daemon: the operator ends without waiting for it.
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+def _heard(answer: asyncio.Future[_Answer]) -> None:
     """An answer that nobody waits for any more is no error of ours."""
-    if not task.cancelled():
-        task.exception()
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _prompt(routers: Mapping[str, list[Sample]]) -> float:
