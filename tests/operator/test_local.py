@@ -23,7 +23,7 @@ from forebay_operator.local.containers import Container, Places, build_container
 from forebay_operator.local.errors import InputError
 from forebay_operator.local.gpus import visible_gpus
 from forebay_operator.local.limits import check_supported, ignored_fields
-from forebay_operator.local.load import parse_report, parse_router_load
+from forebay_operator.local.load import RouterLoad, parse_report, parse_router_load
 from forebay_operator.local.probes import Probe, Verdict, parse_probe
 from forebay_operator.local.rescaling import softened
 from forebay_operator.local.roles import RatioRefused, WorkerRole, fit_ratio, switch
@@ -341,6 +341,32 @@ def test_router_load_is_read_defensively(body: Any, names: list[str], ttft: floa
     assert list(load.workers) == names
     assert load.ttft_p95_ms == ttft
     assert all(report.running == 2 for report in load.workers.values())
+
+
+HUGE = "9" * 400
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("spoilt", [HUGE, f"-{HUGE}"])
+def test_a_figure_beyond_all_range_is_unknown(spoilt: str) -> None:
+    load = parse_router_load(f'{{"ttft_p95_ms": {spoilt}, "in_flight": {spoilt}, "tpot_p95_ms": 5}}'.encode())
+    assert (load.ttft_p95_ms, load.in_flight, load.tpot_p95_ms) == (None, None, 5.0)
+
+
+@pytest.mark.parametrize("raw", [DEEP, f'{{"workers": {DEEP}', f'{{"in_flight": 1, "new": {DEEP}'])
+def test_an_answer_without_an_end_is_unreadable(raw: str) -> None:
+    """Nesting that no parser follows."""
+    assert parse_router_load(raw.encode()) == RouterLoad()
+    assert parse_report(raw) is None
+
+
+@pytest.mark.parametrize("spoilt", [f"-{HUGE}", HUGE])
+def test_a_workers_figure_that_cannot_be_is_as_if_not_told(spoilt: str) -> None:
+    """The table divides by blocks."""
+    text = f'{{"engine_id": "e", "epoch": 1, "running": 2, "free_blocks": {spoilt}, "total_blocks": 4}}'
+    for report in (parse_report(text), parse_router_load(f'{{"workers": {{"a": {text}}}}}'.encode()).workers["a"]):
+        assert report is not None
+        assert (report.running, report.free_blocks, report.total_blocks) == (2, 0, 4)
 
 
 @given(st.binary())

@@ -54,7 +54,7 @@ def parse_workers(raw: bytes) -> list[WorkerEntry]:
     """The file's entries. Raises BadWorkersFile with the entry and value at fault."""
     try:
         entries = msgspec.json.decode(raw, type=WorkersFile).workers
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadWorkersFile(str(error)) from error
     if len(entries) > MAX_WORKERS:
         raise BadWorkersFile(f"{len(entries)} workers, at most {MAX_WORKERS} are allowed")

@@ -79,7 +79,7 @@ class ClientCall:
         """Whether a chunk with the usage comes after the answer's last."""
         try:
             options = msgspec.json.decode(self.fields.get("stream_options", _NULL), type=_StreamOptions | None)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
         return options is not None and options.include_usage is True
 
@@ -207,7 +207,7 @@ def read_handoff(body: bytes) -> HandOff | None:
         if bytes(raw) == _NULL:
             return None
         return HandOff(raw.copy(), msgspec.json.decode(raw, type=Params))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
@@ -217,7 +217,7 @@ def without_params(body: bytes) -> bytes:
         return body
     try:
         fields = _fields.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return body
     fields.pop("kv_transfer_params", None)
     return _encode(fields)
@@ -240,5 +240,5 @@ class _Usage(msgspec.Struct):
 def read_usage(body: bytes) -> Usage | None:
     try:
         return msgspec.json.decode(body, type=_Usage).usage
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

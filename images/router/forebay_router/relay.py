@@ -60,7 +60,7 @@ def read_chunk(payload: bytes | str) -> Chunk:
     """An unreadable payload reads as one without content."""
     try:
         return _chunk.decode(payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return Chunk()
 
 

@@ -176,7 +176,7 @@ class Reservation:
             return f"status_{reply.status}"
         try:
             answer = msgspec.json.decode(reply.body, type=ReserveResponse)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             worker.withdraw(ticket)
             return "bad_reply"
         if not answer.admitted:

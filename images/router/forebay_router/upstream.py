@@ -202,7 +202,7 @@ class WorkerClient:
     def _take(self, worker: Worker, raw: bytes, *, from_stream: bool) -> None:
         try:
             report = _line.decode(raw) if from_stream else _report.decode(raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             log.warning("worker %s sent a load report that cannot be read: %s", worker.name, error)
             return
         prefixes: list[list[PrefixEntry]] = []

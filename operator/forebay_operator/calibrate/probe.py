@@ -109,7 +109,7 @@ class Pool:
                 f"{self.url} can't be reached: {reason(error)}; give the address of a running router, such as "
                 "http://127.0.0.1:8000"
             ) from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise CalibrationError(f"{self.url}{LOAD} is no Forebay router's: {error}") from None
 
     async def idle_load(self) -> PoolLoad:

@@ -121,5 +121,5 @@ def printable(text: str) -> str:
 def _error_text(raw: bytes) -> str:
     try:
         return str(msgspec.json.decode(raw)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         return raw.decode(errors="replace").strip()[:300] or "(no text)"

@@ -105,7 +105,7 @@ class Control:
             raise LocalError(f"{name} did not answer {method} {path} within {_TIMEOUT_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise LocalError(f"{name} is starting or ending, it does not answer: {error}") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise LocalError(f"{name} runs another version of forebay, its answer does not parse: {error}") from None
 
 
@@ -124,7 +124,7 @@ def down(state: StateFolder, *, now: bool, timeout: float) -> None:
 async def _body(request: web.Request, kind: type[M]) -> M:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise web.HTTPBadRequest(text=str(error)) from None
 
 

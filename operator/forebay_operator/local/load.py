@@ -3,12 +3,14 @@ stop over a figure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from forebay_operator.observe.load import in_range
 from forebay_wire.load import LoadReport
 
 
@@ -25,7 +27,7 @@ def parse_router_load(raw: bytes) -> RouterLoad:
     """A worker's report may lie in its entry itself or under `load`; `workers` may be a list or a map by name."""
     try:
         body = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return RouterLoad()
     if not isinstance(body, dict):
         return RouterLoad()
@@ -49,9 +51,9 @@ def parse_report(value: Any) -> LoadReport | None:
     """From decoded JSON, or from the text of the x-forebay-load header."""
     try:
         if isinstance(value, str):
-            return msgspec.json.decode(value, type=LoadReport)
-        return msgspec.convert(value, LoadReport)
-    except (msgspec.ValidationError, msgspec.DecodeError):
+            return in_range(msgspec.json.decode(value, type=LoadReport))
+        return in_range(msgspec.convert(value, LoadReport))
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError):
         return None
 
 
@@ -64,4 +66,10 @@ def _entries(workers: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -5,6 +5,7 @@ An increment counts when its worker was warm, the same process and in the same r
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Final
@@ -19,10 +20,14 @@ COLD_SECONDS: Final = 30.0
 
 LEAST_PROMPT_TOKENS: Final = 512
 LEAST_DECODE_STEPS: Final = 20
+LEAST_SECONDS: Final = 1e-9
+"""Of all prompts of an increment, or of one decode step. No worker is so fast: less is no measure of it."""
+
 VELOCITIES: Final = 24
 """Kept, of all workers: their median counts, so that one slow worker or stalled step does not."""
 
 CELLS: Final = 64
+GRID: Final = 1.2
 STRONGEST_PRIOR: Final = 0.5
 """Weight of what is believed beforehand about a decode step's parts, in samples."""
 
@@ -66,8 +71,9 @@ class Watched:
         if gone is not None and self.role == "decode" and page.batch is not None:
             # vLLM counts prompts here whose KV was pulled, by the one step after it: no speed follows from that.
             gone = gone._replace(prompt_tokens=0.0, prompt_seconds=0.0)
-        if gone is not None:
-            self.credited = self.credited.plus(gone)
+        if gone is None or not gone.in_range:
+            return None
+        self.credited = self.credited.plus(gone)
         return gone
 
 
@@ -102,11 +108,11 @@ class Capacity(msgspec.Struct):
         self.prior = [fixed, workers.sequence_seconds, workers.resident_seconds]
 
     def add(self, gone: Counters) -> None:
-        if gone.prompt_tokens >= LEAST_PROMPT_TOKENS and gone.prompt_seconds > 0:
+        if gone.prompt_tokens >= LEAST_PROMPT_TOKENS and gone.prompt_seconds >= LEAST_SECONDS:
             self.velocities = [*self.velocities, gone.prompt_tokens / gone.prompt_seconds][-VELOCITIES:]
-        if gone.decode_steps >= LEAST_DECODE_STEPS and gone.decode_seconds > 0 and gone.decode_sequences > 0:
-            steps = gone.decode_steps
-            self._add_cell(gone.decode_sequences / steps, gone.decode_resident / steps, gone.decode_seconds / steps)
+        steps, batches = gone.decode_steps, gone.decode_sequences
+        if steps >= LEAST_DECODE_STEPS and batches >= steps and gone.decode_seconds / steps >= LEAST_SECONDS:
+            self._add_cell(batches / steps, gone.decode_resident / steps, gone.decode_seconds / steps)
 
     def _add_cell(self, batch: float, resident: float, seconds: float) -> None:
         key = f"{_grid(batch)}:{_grid(resident / batch)}"
@@ -134,11 +140,8 @@ class Capacity(msgspec.Struct):
 
 
 def _grid(value: float) -> int:
-    """Steps of a fifth."""
-    step = 0
-    while value >= 1.2:
-        value, step = value / 1.2, step + 1
-    return step
+    """Steps of a fifth. `value` must be finite."""
+    return 0 if value < GRID else math.floor(math.log(value) / math.log(GRID))
 
 
 def _fit(cells: list[Cell], believed: Sequence[float]) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import aiohttp
 import msgspec
 
+from forebay_operator.api.fields import INT32_MAX
 from forebay_operator.build.ports import HTTP
 from forebay_operator.observe.types import LatencyView
 from forebay_wire import headers, paths
@@ -24,6 +25,30 @@ DEADLINE_SECONDS: Final = 1.0
 MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_ROUTERS: Final = 64
 STATE_DRAINING: Final = "draining"
+MOST: Final = 10**18
+"""Of a figure: a worker that moves KV at 400 GB/s has moved so many bytes in a month."""
+
+MOST_SECONDS: Final = 1e15
+_MEASURED: Final = ("kv_bytes_received", "kv_seconds")
+"""Told together or not at all: a rate is made of them."""
+
+_FIGURES: Final = {
+    figure.name: figure.default
+    for figure in msgspec.structs.fields(LoadReport)
+    if figure.type in (int, float) and not figure.required
+}
+
+
+def in_range(load: LoadReport) -> LoadReport:
+    """Without the figures that can't be: they are as if it had not told them."""
+    wrong = {name for name in _FIGURES if not 0 <= getattr(load, name) <= MOST}
+    if not wrong.isdisjoint(_MEASURED):
+        wrong.update(_MEASURED)
+    return msgspec.structs.replace(load, **{name: _FIGURES[name] for name in wrong}) if wrong else load
+
+
+def _known(value: float | None, most: float) -> float | None:
+    return value if value is not None and 0 <= value <= most else None
 
 
 class WorkerState(msgspec.Struct):
@@ -32,9 +57,16 @@ class WorkerState(msgspec.Struct):
     age_seconds: float | None = None
     load: LoadReport | None = None
 
+    def __post_init__(self) -> None:
+        self.age_seconds = _known(self.age_seconds, MOST_SECONDS)
+        self.load = None if self.load is None else in_range(self.load)
+
 
 class RouterReport(msgspec.Struct):
-    """What of a router's /load is used here; what a newer router adds is skipped."""
+    """What of a router's /load is used here; what a newer router adds is skipped.
+
+    A figure that can't be is unknown, here already: status has no place for it, and would not be written at all.
+    """
 
     name: str = ""
     ttft_p95_ms: float | None = None
@@ -42,6 +74,12 @@ class RouterReport(msgspec.Struct):
     attainment: float | None = None
     requests: int = 0
     workers: list[WorkerState] = []
+
+    def __post_init__(self) -> None:
+        self.ttft_p95_ms = _known(self.ttft_p95_ms, INT32_MAX)
+        self.tpot_p95_ms = _known(self.tpot_p95_ms, INT32_MAX)
+        self.attainment = _known(self.attainment, 1.0)
+        self.requests = self.requests if 0 <= self.requests <= MOST else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +170,7 @@ class HttpWorkers:
         try:
             raw = await self._call("GET", address, paths.LOAD)
             return msgspec.json.decode(raw, type=RouterReport)
-        except (OSError, aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             log.info("router %s does not report its load: %s", address, error or type(error).__name__)
             return None
 
@@ -141,7 +179,7 @@ class HttpWorkers:
         try:
             raw = await self._call("POST", address, paths.DRAIN, token, body)
             return msgspec.json.decode(raw, type=DrainResponse)
-        except (OSError, aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             log.warning("worker %s does not answer %s: %s", address, paths.DRAIN, error or type(error).__name__)
             return None
 

@@ -46,6 +46,8 @@ VLLM_LOAD: Final[Mapping[str, str]] = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "usage",
 }
+CACHE: Final = "vllm:cache_config_info"
+MAX_BLOCK_SIZE: Final = 1 << 20
 NEVER_YET: Final = frozenset({"requests", "generated_tokens", "cached_tokens", "in_objective", "missed_in"})
 """Counters that a router exports from its first request on; the last one, never where it is too old."""
 
@@ -77,7 +79,10 @@ def selector(wanted: Sequence[str], namespace: str, pods: str) -> str:
 
 
 def samples(result: Any) -> list[Sample]:
-    """Of an instant query's `result`. Raises BadReport for anything that is not a vector of plain numbers in range."""
+    """Of an instant query's `result`. Raises BadReport for anything that is not a vector of plain numbers in range.
+
+    vLLM tells its cache's size in labels: those are numbers too.
+    """
     if not isinstance(result, list):
         raise BadReport(f"the answer is no vector of samples: {str(result)[:80]!r}")
     found: list[Sample] = []
@@ -85,10 +90,15 @@ def samples(result: Any) -> list[Sample]:
         try:
             labels, value = entry["metric"], float(entry["value"][1])
             name = labels.get("__name__", "a sample")
+            plain = all(isinstance(text, str) for text in labels.values())
         except (TypeError, KeyError, IndexError, ValueError, AttributeError):
-            raise BadReport(f"the answer holds no sample: {str(entry)[:80]!r}") from None
+            plain = False
+        if not plain:
+            raise BadReport(f"the answer holds no sample: {str(entry)[:80]!r}")
         if not (math.isfinite(value) and 0 <= value <= MOST):
             raise BadReport(f"{name} of pod {labels.get('pod', '?')} is {value}; it must be from 0 to {MOST:g}")
+        if name == CACHE:
+            _blocks(labels)
         found.append((labels, value))
     return found
 
@@ -126,7 +136,7 @@ def router_report(found: Sequence[Sample], workers: tuple[ReportedWorker, ...]) 
             missed_in[labels.get("part", "")] = round(value)
         elif field == "requests":
             code = labels.get("code", "")
-            if not code.isdigit():
+            if re.fullmatch("[0-9]{1,3}", code) is None:
                 raise BadReport(f"{names.ROUTER_REQUESTS} has code {code!r}: its labels are not a router's")
             finished += value if int(code) < 400 else 0
             refused += value if int(code) == 429 or int(code) >= 500 else 0
@@ -172,16 +182,32 @@ def _load(found: Sequence[Sample], block_size: int, prompt: float) -> ReportedLo
     fields = {field: held[name] for name, field in (LOAD if ours else VLLM_LOAD).items() if name in held}
     usage = min(1.0, fields.pop("usage", 0.0))
     if not ours:
-        config = next((labels for labels, _ in found if labels.get("__name__") == "vllm:cache_config_info"), {})
-        blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
-        fields["total_blocks"] = float(blocks) if blocks.isdigit() else 0.0
-        block_size = int(size) if size.isdigit() else block_size
-        fields["queued_prefill_tokens"] = fields.get("waiting", 0.0) * prompt
+        blocks, size = _blocks(next((labels for labels, _ in found if labels.get("__name__") == CACHE), {}))
+        block_size = size or block_size
+        fields["total_blocks"] = float(blocks or 0)
+        fields["queued_prefill_tokens"] = min(MOST, fields.get("waiting", 0.0) * prompt)
         fields["decoding"] = fields.get("running", 0.0)
-        fields["resident_decode_tokens"] = usage * fields["total_blocks"] * block_size
+        fields["resident_decode_tokens"] = min(MOST, usage * fields["total_blocks"] * block_size)
     total = fields.get("total_blocks", 0.0)
     fields["free_blocks"], fields["block_size"] = total * (1 - usage), block_size
     return msgspec.convert({field: round(value) for field, value in fields.items()}, ReportedLoad)
+
+
+def _blocks(labels: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """How many there are and the tokens of each, as far as vLLM tells. Raises BadReport."""
+    return _whole(labels, "num_gpu_blocks", 0, round(MOST)), _whole(labels, "block_size", 1, MAX_BLOCK_SIZE)
+
+
+def _whole(labels: Mapping[str, str], label: str, least: int, most: int) -> int | None:
+    """None: no number is told, such as vLLM's "None"."""
+    text = labels.get(label, "")
+    if not text.isdigit():
+        return None
+    # Only as many digits as the limit has: int() refuses some thousands, and superscripts.
+    if not (text.isascii() and len(text) <= len(str(most)) and least <= int(text) <= most):
+        pod = labels.get("pod", "?")
+        raise BadReport(f"{CACHE} of pod {pod} has {label} {text[:32]!r}; it must be a whole number, {least} to {most}")
+    return int(text)
 
 
 def pages(pods: Mapping[str, Sequence[Sample]]) -> dict[str, Page]:
@@ -196,7 +222,7 @@ def pages(pods: Mapping[str, Sequence[Sample]]) -> dict[str, Page]:
             name = labels.get("__name__", "")
             if name in wanted:
                 sums[wanted[name]] = sums.get(wanted[name], 0.0) + value
-            elif name == "vllm:cache_config_info":
+            elif name == CACHE:
                 config = labels
         try:
             made[pod] = page_of(sums, wanted, config)

@@ -142,7 +142,7 @@ def parse_report(raw: bytes) -> RouterReport:
     """Raises BadReport for anything that is not a router's /load with every figure in range."""
     try:
         report = _decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BadReport(str(error)[:200]) from None
     totals = report.totals
     finished = refused = 0

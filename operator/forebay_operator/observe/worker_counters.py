@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from forebay_wire import metrics as names
 
 MOST: Final = 1e15
+"""Of any counter, gauge or sum on a page."""
 
 
 class BadMetrics(ValueError):
@@ -39,6 +40,11 @@ class Counters(NamedTuple):
         """None when a counter went backwards: the worker started anew."""
         gone = Counters(*(now - then for now, then in zip(self, before, strict=True)))
         return gone if min(gone) >= 0 else None
+
+    @property
+    def in_range(self) -> bool:
+        """Whether each is from 0 to MOST. NaN is not."""
+        return all(0 <= value <= MOST for value in self)
 
     def plus(self, more: Counters) -> Counters:
         return Counters(*(a + b for a, b in zip(self, more, strict=True)))
@@ -143,6 +149,9 @@ def _of_vllm(found: Mapping[str, float], cache: Mapping[str, str]) -> Page:
     try:
         capacity = float(cache["num_gpu_blocks"]) * float(cache["block_size"])
     except (KeyError, ValueError):
+        capacity = 0.0
+    if not 0 <= capacity <= MOST:
+        # Labels are any text: "nan" and "1e309" are numbers to float().
         capacity = 0.0
     batch = max(1.0, found["running"])
     totals = Counters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -195,6 +196,15 @@ class TestTrust:
         again = RouterReport(Totals(), (worker("p0", engine_id="f"), worker("d0"), worker("d1")), "i")
         assert signal(made.look(FLEET, {ROUTER: again}, {}, 101.0), "worker p0 fits").health == Health.COLD
         assert signal(made.look(FLEET, {ROUTER: again}, {}, 140.0), "worker p0 fits").health == Health.MISSING
+
+
+def test_one_page_out_of_range_spoils_no_later_look() -> None:
+    made = Assembler()
+    for at in range(5):
+        totals = NONE._replace(decode_steps=100.0 * at, decode_resident=math.nan if at == 1 else 1000.0 * at)
+        seen = made.look(FLEET, {ROUTER: report()}, {"d0": Page(totals)}, 100.0 + at)
+    (learnt,) = [worker for worker in seen.workers if worker.name == "d0"]
+    assert (learnt.decode_steps, learnt.decode_resident) == (200, 2000)
 
 
 def test_speed_is_learnt_from_pages() -> None:

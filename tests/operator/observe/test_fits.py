@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -89,6 +90,22 @@ def test_one_slow_worker_does_not_move_the_median() -> None:
     assert fitted.prefill_velocity == 10_000
 
 
+@pytest.mark.parametrize(
+    "gone",
+    [
+        NONE._replace(decode_steps=20, decode_seconds=1, decode_sequences=19, decode_resident=100),
+        NONE._replace(decode_steps=20, decode_seconds=1, decode_sequences=1e-300, decode_resident=1e15),
+        NONE._replace(decode_steps=20, decode_seconds=1e-300, decode_sequences=20, decode_resident=100),
+        NONE._replace(prompt_tokens=1000, prompt_seconds=1e-310),
+    ],
+)
+def test_steps_that_no_worker_makes_teach_nothing(gone: Counters) -> None:
+    """A step without a sequence, and speeds beyond all measure."""
+    capacity = Capacity()
+    capacity.add(gone)
+    assert capacity == Capacity()
+
+
 def page(n: float) -> Page:
     return Page(Counters(1000 * n, 0.1 * n, 100 * n, 2 * n, 400 * n, 40_000 * n, 3 * n))
 
@@ -146,6 +163,17 @@ class TestWhichIncrementsCount:
         gone = watched.look(page(2), 2.0)
         assert gone is not None
         assert gone.prompt_tokens == 1000
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, 1e16])
+    def test_not_with_a_part_that_is_out_of_range(self, value: float) -> None:
+        """What is credited once is there for good."""
+        watched = Watched("e", "decode", 0.0, cold=False)
+        watched.look(page(1), 1.0)
+        spoilt = page(2).totals._replace(decode_resident=value)
+        assert watched.look(Page(spoilt), 2.0) is None
+        assert watched.look(page(3), 3.0) is None, "it went backwards, or from what is no number"
+        assert watched.look(page(4), 4.0) == pytest.approx(page(1).totals)
+        assert watched.credited == pytest.approx(page(1).totals)
 
     def test_what_is_credited_never_falls(self) -> None:
         watched = Watched("e", "decode", 0.0, cold=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -14,9 +15,11 @@ from forebay_operator.observe import prometheus
 from forebay_operator.observe.fleet import Fleet, Member
 from forebay_operator.observe.missed import MissedIn
 from forebay_operator.observe.prometheus import Asked, Credentials, PrometheusSource
+from forebay_operator.observe.prometheus_samples import CACHE, Sample, reported_workers
 from forebay_operator.observe.traffic import Health, Observation, Signal
 from forebay_router import metrics as router_metrics
 from forebay_router.metrics import RouterMetrics
+from forebay_wire import metrics as names
 from support.fake_prometheus import FakePrometheus
 
 FLEET = Fleet((Member("assistant-prefill-1", "prefill"), Member("assistant-decode-1", "decode")), ("10.0.0.1:8000",))
@@ -71,6 +74,12 @@ async def life() -> Any:
         made = Life(url, fake)
         yield made
         await made.source.close()
+
+
+def _labelled(metric: str = names.ROUTER_REQUESTS, **labels: Any) -> str:
+    """An answer of one sample."""
+    sample = {"metric": {"__name__": metric, "pod": "assistant-router-1", **labels}, "value": [1, "1"]}
+    return json.dumps({"data": {"result": [sample]}})
 
 
 def signal(observation: Observation, name: str) -> Signal:
@@ -155,6 +164,13 @@ async def test_speed_is_learnt(life: Life) -> None:
         ('{"data": {"result": [{"metric": {"pod": "p"}, "value": [1, "NaN"]}]}}', Health.INVALID, "nan"),
         ('{"data": {"result": [{"metric": {"pod": "p"}, "value": [1, "-3"]}]}}', Health.INVALID, "-3"),
         ('{"data": {"result": [{"metric": {}, "value": [1, "3"]}]}}', Health.INVALID, "label `pod`"),
+        (_labelled(pod=7), Health.INVALID, "no sample"),
+        (_labelled(code="\u00b2"), Health.INVALID, "code '\u00b2'"),
+        (_labelled("vllm:cache_config_info", block_size="0"), Health.INVALID, "block_size '0'"),
+        (_labelled("vllm:cache_config_info", block_size="2000000"), Health.INVALID, "block_size '2000000'"),
+        (_labelled("vllm:cache_config_info", num_gpu_blocks="9" * 20), Health.INVALID, "num_gpu_blocks '9{20}'"),
+        (_labelled("vllm:cache_config_info", num_gpu_blocks="9" * 400), Health.INVALID, "num_gpu_blocks '9{32}'"),
+        (_labelled("vllm:cache_config_info", num_gpu_blocks="\u00b2"), Health.INVALID, "num_gpu_blocks '\u00b2'"),
         ('{"data": {"result": []}}', Health.STALE, "let it scrape the PodMonitor"),
         (30.0, Health.STALE, "no answer within 0.2 s"),
     ],
@@ -183,6 +199,30 @@ async def test_what_it_may_answer_instead(
     back = await life.look()
     assert sum(a.requests for a in back.arrivals) > 0
     assert not [s for s in back.signals if s.needed and s.health not in (Health.FRESH, Health.ZERO)]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "waiting", "prompt", "known"),
+    [
+        ("100", 3.0, 200.0, (100, 800, 600)),
+        ("None", 3.0, 200.0, (0, 0, 600)),
+        (str(10**15), 1e15, 1e6, (10**15, 10**15, 10**15)),
+    ],
+)
+def test_what_is_made_of_vllms_figures_is_in_range(
+    blocks: str, waiting: float, prompt: float, known: tuple[int, int, int]
+) -> None:
+    """Products of figures that are in range each."""
+    found: list[Sample] = [
+        ({"__name__": "vllm:num_requests_running"}, 1.0),
+        ({"__name__": "vllm:num_requests_waiting"}, waiting),
+        ({"__name__": "vllm:kv_cache_usage_perc"}, 0.5),
+        ({"__name__": CACHE, "num_gpu_blocks": blocks, "block_size": "16"}, 1.0),
+    ]
+    (worker, _) = reported_workers({"assistant-prefill-1": found}, {}, FLEET, 16, prompt)
+    load = worker.load
+    assert load is not None
+    assert (load.total_blocks, load.resident_decode_tokens, load.queued_prefill_tokens) == known
 
 
 async def test_nobody_is_led_elsewhere_or_shown_what_answered(life: Life) -> None:

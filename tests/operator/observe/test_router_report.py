@@ -92,6 +92,7 @@ def test_every_figure_of_a_report_that_is_used_is_one_that_workers_send() -> Non
         (raw(body()).replace(b'"decode": 3', b'"decode": null'), "missed_in"),
         (raw(body(workers={"p0": {}})), "workers"),
         (raw(body(ttft_p95_ms=-1.0)), "ttft_p95_ms"),
+        (b'{"x": ' + b"[" * 100_000, "recursion"),
     ],
 )
 def test_what_is_no_report_is_said(spoilt: bytes, said: str) -> None:

@@ -1,4 +1,4 @@
-"""Models share one HTTP client, and not each other's silence."""
+"""Models share one HTTP client, and not each other's silence. An address that is none is told of."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 from aiohttp import web
 
 from forebay_operator.observe import endpoints
-from forebay_operator.observe.fleet import Fleet
+from forebay_operator.observe.fits import Capacity
+from forebay_operator.observe.fleet import Fleet, Member
+from forebay_operator.observe.router_report import Totals
 from forebay_operator.observe.sources import Sources
 from forebay_operator.observe.traffic import Health
 from forebay_router.metrics import RouterMetrics
@@ -55,3 +57,23 @@ async def test_many_silent_routers_keep_no_other_model_waiting(monkeypatch: pyte
     finally:
         await sources.close()
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://me:hunter2@[", "https://[::1:9090/x", "http://\u2100.example"])
+async def test_an_address_that_is_none_is_told_of(url: str) -> None:
+    """The CRD's pattern takes it. What was counted and learnt before waits for a better one."""
+    now = 100.0
+    sources = Sources(FakeApi().direct(), lambda: now)
+    spec = make_model({"scaling": {"metrics": {"source": "Prometheus", "url": url}}}).spec
+    capacity = Capacity([5000.0])
+    source = await sources.make(("llm", "assistant"), spec, Totals(finished=7), capacity)
+    fleet = Fleet((Member("p0", "prefill"), Member("d0", "decode")), ("10.0.0.1:8000",))
+    await source.observe(fleet)
+    now += 20.0
+    (told,) = [s for s in (await source.observe(fleet)).signals if s.needed]
+    assert (told.health, told.source) == (Health.MISSING, "Prometheus")
+    assert f"spec.scaling.metrics.url ends in {url.rpartition('@')[2]!r}" in told.note
+    assert "hunter2" not in told.note
+    assert (source.name, source.capacity, source.workers()) == ("Prometheus", capacity, None)
+    await source.close()
+    await sources.close()

@@ -60,6 +60,18 @@ def test_vllm_counts_tokens_not_steps() -> None:
     assert (gone.decode_sequences, gone.decode_resident) == (800, 400_000)
 
 
+@pytest.mark.parametrize("blocks", ["nan", "inf", "1e309", "-4", "1e15"])
+def test_a_cache_of_no_sane_size_is_not_known(blocks: str) -> None:
+    """A label is any text."""
+    spoilt = [
+        parse_page(vllm(1000, 0.5, seconds, gaps).replace(b'"1000"', f'"{blocks}"'.encode()))
+        for seconds, gaps in ((10.0, 500), (26.0, 1300))
+    ]
+    gone = spoilt[1].since(spoilt[0])
+    assert gone is not None
+    assert (gone.decode_steps, gone.decode_resident) == (100, 0)
+
+
 def test_a_restart_has_no_increment() -> None:
     assert parse_page(page(CoreStats())).since(parse_page(page(STATS))) is None
 

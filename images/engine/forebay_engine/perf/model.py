@@ -136,7 +136,7 @@ def parse(text: str | bytes) -> PerfModel:
         model = msgspec.json.decode(text, type=PerfModel)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         raise ValueError(f"{error}; it begins with {shown[:_SHOWN]!r}") from error
     for name, value in msgspec.structs.asdict(model).items():

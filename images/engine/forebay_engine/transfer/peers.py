@@ -101,7 +101,7 @@ class PeerClient:
             raise PeerError(f"{method} {path} at {where}: {error!r}", reason="peer_unreachable") from error
         try:
             return msgspec.json.decode(raw, type=answer)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise PeerError(
                 f"{method} {path} at {where}: answer not understood: {error}", reason="peer_garbled"
             ) from error
