@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from forebay_operator.act.actuator import Actuator, all_of
 from forebay_operator.act.apply import Applier, Owner
 from forebay_operator.act.children import Children, Wanted
 from forebay_operator.act.operation import Operation
-from forebay_operator.act.pending import UNDONE
+from forebay_operator.act.pending import UNDONE, Waits
 from forebay_operator.act.roles import RoleChange, Targets, role_changes
 from forebay_operator.api.conditions import Type
 from forebay_operator.api.labels import POOLS, Pool
@@ -87,11 +88,13 @@ class Reconciler:
         resync: float,
         rng: random.Random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
         wrote: Callable[[Key, str], None] = lambda key, version: None,
         gone: Callable[[Key], None] = lambda key: None,
         rescaler: Rescaler | None = None,
     ) -> None:
-        """`wrote` hears of each change of a model's status: the resourceVersion that its watch has to report soon.
+        """`clock` is monotonic: a wall clock that is set makes no wait longer or shorter.
+        `wrote` hears of each change of a model's status: the resourceVersion that its watch has to report soon.
         `gone` hears of models that are not there any more."""
         self._kube = kube
         self._gatherer = gatherer
@@ -104,6 +107,7 @@ class Reconciler:
         self._resync = resync
         self._rng = rng
         self._wall = wall
+        self._clock = clock
         self._wrote = wrote
         self._gone = gone
         self._rescaler = rescaler
@@ -117,6 +121,7 @@ class Reconciler:
             clock=lambda: wall().timestamp(),
         )
         self._uids: dict[Key, str] = {}
+        self._waits: dict[Key, Waits] = {}
         self._unknown: dict[Key, tuple[str, ...]] = {}
         """Fields of a spec that this version does not know, as told last."""
 
@@ -164,8 +169,9 @@ class Reconciler:
             return self._spread(self._resync)
         self._note_unknown(key, unknown)
         yielded = await self._children.yielded(raw, owner, gathered.deployments)
+        waited = self._waits.setdefault(key, Waits()).look(gathered.observation, self._clock())
         try:
-            turn = take_turn(raw, owner, model, gathered, now, self._surroundings, yielded)
+            turn = take_turn(raw, owner, model, gathered, now, self._surroundings, yielded, waited)
         except Exception as error:
             # Else only the log would ever know why nothing comes of this model.
             log.exception("%s: taking its turn", key)
@@ -385,6 +391,7 @@ class Reconciler:
         self._metrics.forget(key, POOLS)
         self._problems.pop(key, None)
         self._unknown.pop(key, None)
+        self._waits.pop(key, None)
         uid = self._uids.pop(key, None)
         if uid is not None:
             self._actuator.forget(uid)

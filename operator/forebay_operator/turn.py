@@ -97,7 +97,9 @@ def take_turn(
     now: datetime,
     surroundings: Surroundings,
     yielded: frozenset[str] = frozenset(),
+    waited: Mapping[str, float] | None = None,
 ) -> Turn:
+    """`waited`: how long workers have been without a node, as undo_pending() has it."""
     status = raw.get("status") or {}
     built = children(model, uid=owner.uid, replicas=dict.fromkeys(POOLS), surroundings=surroundings)
     bounds = {pool: model.spec.bounds(pool) for pool in POOLS}
@@ -108,7 +110,9 @@ def take_turn(
     left = [pool for pool in POOLS if names[pool] in yielded]
     theirs = left if model.spec.replicas is None else POOLS
     unsized = model.spec.scaling.mode != "Auto"
-    placed = undo_pending(asked, bounds, gathered.observation, remembered, now, wait, given=theirs, ask_again=unsized)
+    placed = undo_pending(
+        asked, bounds, gathered.observation, remembered, now, wait, given=theirs, ask_again=unsized, waited=waited
+    )
     counts = placed.counts
     live: dict[Pool, int] = {
         pool: sum(d.replicas for d in gathered.observation.deployments if d.pool == pool) for pool in POOLS

@@ -51,6 +51,7 @@ def reconciler(
         resync=600.0,
         rng=random.Random(1),
         wall=wall,
+        clock=seconds,
     )
 
 

@@ -62,6 +62,20 @@ class Placed:
     """Seconds until a pod that has no node now is due."""
 
 
+class Waits:
+    """How long workers have been without a node, by the observer's own clock: the API server's, which creationTimestamp
+    is of, may be minutes from it."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def look(self, observation: Observation, now: float) -> dict[str, float]:
+        """Seconds by the pod's uid."""
+        # After a restart all wait anew: one deadline more is cheap, and a worker that was to get its node is not.
+        self._since = {p.uid: self._since.get(p.uid, now) for p in observation.pods if _unplaced(p)}
+        return {uid: now - since for uid, since in self._since.items()}
+
+
 def undo_pending(
     counts: Mapping[Pool, int],
     bounds: Mapping[Pool, Bounds],
@@ -72,12 +86,14 @@ def undo_pending(
     *,
     given: Collection[Pool] = (),
     ask_again: bool = False,
+    waited: Mapping[str, float] | None = None,
 ) -> Placed:
     """`counts` without the workers that found no node within `wait` seconds (homes.pending_seconds: by how long workers
     usually take to start). `remembered` is status.memory's entry.
 
     `given`: pools whose size somebody else sets. `ask_again`: no law sizes the others, so what was undone is asked for
-    here once its time is over. Else a node that was away for a while would cost its pool a worker for good.
+    here once its time is over. Else a node that was away for a while would cost its pool a worker for good. `waited`:
+    Waits.look(). None: of who looks once, to whom creationTimestamp is all that tells.
     """
     wanted, undone = dict(counts), {}
     fresh: list[Pool] = []
@@ -95,7 +111,10 @@ def undo_pending(
         if bounds[pool].min_replicas == bounds[pool].max_replicas or _rolling(observation, pool):
             continue
         pods = [p for p in observation.of_pool(pool) if not p.terminating]
-        ages = [now.timestamp() - p.created_unix for p in pods if _unplaced(p)]
+        if waited is None:
+            ages = [now.timestamp() - p.created_unix for p in pods if _unplaced(p)]
+        else:
+            ages = [waited.get(p.uid, 0.0) for p in pods if _unplaced(p)]
         late = sum(age >= wait for age in ages)
         placed = max(len(pods) - late, bounds[pool].min_replicas)
         if late and wanted[pool] > placed:

@@ -40,13 +40,18 @@ class Fleet:
 def fleet_of(observation: Observation, routers: tuple[str, ...], targets: Mapping[Pool, int]) -> Fleet:
     """A cluster's: exactly as many members as `targets` sum up to.
 
-    Pods that leave are none of them. One that is not there yet is a member without an address, in the role that lacks
-    it: the law moves the split of the workers there should be, and a pod that restarts does not change their number.
+    Pods that leave are none of them. Of more pods than that each role keeps as many as it is to have before others fill
+    up: while a pool shrinks, the law sees the split that is meant. One that is not there yet is a member without an
+    address, in the role that lacks it: the law moves the split of the workers there should be, and a pod that restarts
+    does not change their number.
     """
     staying = [pod for pod in observation.pods if not pod.terminating and not pod.draining]
     total = sum(targets.values())
-    pods = sorted(staying, key=lambda pod: (not pod.serving, pod.role is None, pod.name))[:total]
-    members = [_member(pod) for pod in pods]
+    room, first, rest = dict(targets), list[PodView](), list[PodView]()
+    for pod in sorted(staying, key=lambda pod: (not pod.serving, pod.role is None, pod.name)):
+        (first if room[pod.serves_as] > 0 else rest).append(pod)
+        room[pod.serves_as] -= 1
+    members = [_member(pod) for pod in [*first, *rest][:total]]
     lack = {pool: targets[pool] - sum(member.target == pool for member in members) for pool in POOLS}
     for number in range(total - len(members)):
         pool = max(POOLS, key=lambda each: lack[each])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_operator.act.pending import HELD_SECONDS, Undone, undo_pending
+from forebay_operator.act.pending import HELD_SECONDS, Undone, Waits, undo_pending
 from forebay_operator.api.labels import POOLS, Pool
 from forebay_operator.api.scaling import Bounds
 from forebay_operator.homes import PENDING_LEAST_SECONDS
@@ -48,6 +48,25 @@ def test_a_worker_without_a_node_is_undone(observation: Observation, asked: int,
     placed = undo_pending({"prefill": 1, "decode": asked}, BOUNDS, observation, {}, NOW)
     assert placed.counts == {"prefill": 1, "decode": count}
     assert placed.fresh == (("decode",) if count < asked else ())
+
+
+@pytest.mark.parametrize("ahead", [-900.0, -300.0, 0.0, 300.0, 900.0])
+def test_the_wait_is_the_observers_whatever_the_api_servers_clock_says(ahead: float) -> None:
+    observation, asked = seen(3, 1, age=ahead, uid="u"), dict[Pool, int](prefill=1, decode=4)
+    waits = Waits()
+    for after, count in ((0.0, 4), (PENDING_LEAST_SECONDS - 1, 4), (PENDING_LEAST_SECONDS, 3)):
+        placed = undo_pending(asked, BOUNDS, observation, {}, NOW, waited=waits.look(observation, 50.0 + after))
+        assert placed.counts["decode"] == count
+        assert placed.wake == (None if count == 3 else PENDING_LEAST_SECONDS - after)
+
+
+def test_a_wait_ends_with_a_node_and_is_the_pods_own() -> None:
+    """Names may come again, uids do not."""
+    waits = Waits()
+    assert waits.look(seen(1, 1, uid="u"), 10.0) == {"u": 0.0}
+    assert waits.look(seen(1, 1, uid="u"), 40.0) == {"u": 30.0}
+    assert waits.look(seen(1, 1, uid="other"), 50.0) == {"other": 0.0}
+    assert waits.look(seen(2, 0), 60.0) == {}
 
 
 def test_a_fixed_size_is_left_alone() -> None:
@@ -130,6 +149,25 @@ async def test_growing_past_the_nodes_is_undone_told_and_tried_again(bench: Benc
     bench.now += timedelta(seconds=HELD_SECONDS)
     await bench.rest()
     assert bench.condition("ScalingLimited") != ("True", "NoRoom"), "it clears by itself"
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+async def test_an_operator_whose_clock_is_off_gives_a_new_worker_its_time(bench: Bench, ahead: int) -> None:
+    bench.now = datetime.now(UTC) + timedelta(seconds=ahead)
+    bench.cluster.places = 3
+    bench.put(scaled())
+    await bench.rest()
+    held = clone(bench.api.find("disaggregatedmodels", "assistant"))
+    held["status"]["memory"]["homes"]["decode"] = 4
+    bench.api.put(held)
+    for _ in range(5):
+        await bench.once()
+    bench.restart()
+    await bench.once()
+    assert len(bench.cluster.workers("decode")) == 4
+    bench.now += timedelta(seconds=PENDING_LEAST_SECONDS)
+    await bench.rest()
+    assert len(bench.cluster.workers("decode")) == 2
 
 
 async def test_growth_waits_for_the_gpus_of_a_leaving_pod(bench: Bench) -> None:
