@@ -7,9 +7,8 @@ from typing import Final, Literal
 
 from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import parse_ratio
-from forebay_operator.api.scaling import ScalingPolicy
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
-from forebay_operator.decide import Bounds, Gear, Growth, Policy, Workers
+from forebay_operator.decide import Bounds, Gear, Growth, Policy, Rate, Rules, Workers
 
 ROLE_SECONDS: Final = 1.0
 """From a decision to the first request that the worker gets in its new role."""
@@ -60,8 +59,7 @@ def law_policy(
         stale_seconds=STALE_SECONDS[scaling.metrics.source],
         growth=growth,
     )
-    rate = _moves_per_minute(spec, workers_total) if switching else 0
-    return policy if rate is None else replace(policy, moves_per_minute=rate)
+    return replace(policy, move_rules=_move_rules(spec)) if switching else replace(policy, moves_per_minute=0)
 
 
 def _mixing(workers: Workers, tpot: float | None) -> Workers:
@@ -85,20 +83,16 @@ def _pause(spec: DisaggregatedModelSpec) -> Pause:
     return "All" if up and down else "ScaleUp" if up else "ScaleDown" if down else "None"
 
 
-def _moves_per_minute(spec: DisaggregatedModelSpec, workers: int) -> int | None:
-    """The pair moves both ways with each switch, so the stricter direction's rule holds for both. None: no rule."""
+def _move_rules(spec: DisaggregatedModelSpec) -> tuple[Rules, ...]:
+    """The pair moves both ways with each switch, so each direction's policies hold for both. Empty: the law's own."""
     behavior = spec.scaling.behavior
     if behavior is None:
-        return None
-    limits = []
-    for direction in (behavior.scale_up, behavior.scale_down):
-        rates = [_rate(policy, workers) for policy in direction.policies]
-        if rates:
-            limits.append(min(rates) if direction.select_policy == "Min" else max(rates))
-    return min(limits, default=None)
-
-
-def _rate(policy: ScalingPolicy, workers: int) -> int:
-    """Workers a minute, at least one: a policy that allows less than that a minute would allow none at all."""
-    count = policy.value if policy.type == "Pods" else workers * policy.value / 100
-    return max(1, int(count * 60 / policy.period_seconds))
+        return ()
+    return tuple(
+        Rules(
+            select=direction.select_policy,
+            rates=tuple(Rate(each.type, each.value, float(each.period_seconds)) for each in direction.policies),
+        )
+        for direction in (behavior.scale_up, behavior.scale_down)
+        if direction.policies
+    )

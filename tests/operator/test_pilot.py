@@ -11,7 +11,7 @@ import pytest
 from forebay_engine.perf import load
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec, Objectives
 from forebay_operator.calibrate.believed import read_speeds
-from forebay_operator.decide import Memory, Split, Workers, reasons
+from forebay_operator.decide import Memory, Rate, Rules, Split, Workers, reasons
 from forebay_operator.observe.fits import Capacity
 from forebay_operator.observe.traffic import Arrivals, Health, Observation, Signal, WorkerLoad
 from forebay_operator.pilot import CHECKPOINT_SECONDS, RESUME_SECONDS, Checkpoint, Pilot
@@ -370,7 +370,13 @@ def test_policy_of_a_spec() -> None:
                 "ratio": {"min": "1:3", "max": "2:1"},
                 "behavior": {
                     "scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 30}]},
-                    "scaleDown": {"policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}]},
+                    "scaleDown": {
+                        "selectPolicy": "Min",
+                        "policies": [
+                            {"type": "Percent", "value": 50, "periodSeconds": 60},
+                            {"type": "Pods", "value": 4, "periodSeconds": 600},
+                        ],
+                    },
                 },
                 "metrics": {"source": "Prometheus", "url": "http://p:9090"},
             },
@@ -380,12 +386,27 @@ def test_policy_of_a_spec() -> None:
     bounds = policy.bounds
     assert (bounds.prefill_min, bounds.prefill_max, bounds.decode_min, bounds.decode_max) == (2, 5, 1, 5)
     assert (str(bounds.ratio_min), str(bounds.ratio_max)) == ("1:3", "2:1")
-    assert policy.moves_per_minute == 3
+    assert policy.move_rules == (
+        Rules(rates=(Rate("Pods", 2, 30.0),)),
+        Rules(select="Min", rates=(Rate("Percent", 50, 60.0), Rate("Pods", 4, 600.0))),
+    )
     assert policy.convertible
     assert policy.workers.mixed_seconds == pytest.approx(0.09), "of a TPOT objective of 100 ms"
     assert policy.workers.mixed_chunk == 350
     assert policy.stale_seconds == 90
     assert policy.attainment == 0.95
+
+
+@pytest.mark.parametrize("behavior", [None, {}, {"scaleUp": {"stabilizationWindowSeconds": 9}}])
+def test_without_policies_the_laws_own_rate_holds(behavior: dict[str, Any] | None) -> None:
+    found = law_policy(spec(behavior=behavior), WORKERS, 6)
+    assert (found.moves_per_minute, found.move_rules) == (12, ())
+
+
+def test_where_roles_are_not_switched_no_policy_allows_a_move() -> None:
+    rules = {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 30}]}
+    found = law_policy(spec(behavior={"scaleUp": rules}, roleSwitching="Disabled"), WORKERS, 6)
+    assert (found.moves_per_minute, found.move_rules) == (0, ())
 
 
 def test_an_objective_of_0_is_none_and_one_left_out_its_default() -> None:

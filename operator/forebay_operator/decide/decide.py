@@ -18,7 +18,7 @@ from forebay_operator.decide.project import Projection, RatioInfeasible, feasibl
 from forebay_operator.decide.regime import lasted
 from forebay_operator.decide.size import sized
 from forebay_operator.decide.starved import STARVED_WORKERS, shortage, sudden
-from forebay_operator.decide.types import Decision, Fleet, Growth, Option, Policy, Split
+from forebay_operator.decide.types import Decision, Fleet, Growth, Option, Policy, Rate, Rules, Split
 from forebay_operator.decide.value import Valued, valued
 from forebay_operator.observe.traffic import Observation
 
@@ -379,13 +379,27 @@ class _Call:
         step = target.prefill - self.before.prefill
         if pause == "All" or (pause == "ScaleUp" and step > 0) or (pause == "ScaleDown" and step < 0):
             return self._hold(reasons.PAUSED, f"scaling.pause is {pause}: {message}", (reasons.LIMITED_BY_PAUSE,))
-        recent = sum(m.workers for m in self.memory.moves if m.at > self.now - MINUTE)
-        allowed = max(0, self.policy.moves_per_minute - recent)
+        allowed = self._allowed()
         if abs(step) > allowed:
             limits.append(reasons.LIMITED_BY_RATE)
             step = allowed if step > 0 else -allowed
             target = Split(self.before.prefill + step, self.before.decode - step)
         return self._decision(target, reason, message, tuple(limits))
+
+    def _allowed(self) -> int:
+        """Workers that may change roles now."""
+        usual = Rules(rates=(Rate("Pods", self.policy.moves_per_minute, MINUTE),))
+        return min(self._allowed_by(rules) for rules in self.policy.move_rules or (usual,))
+
+    def _allowed_by(self, rules: Rules) -> int:
+        found = []
+        for rate in rules.rates:
+            most = rate.value if rate.type == "Pods" else math.ceil(self.before.total * rate.value / 100)
+            recent = sum(m.workers for m in self.memory.moves if m.at > self.now - rate.period_seconds)
+            found.append(max(0, most - recent))
+        if not found:
+            return self.before.total
+        return min(found) if rules.select == "Min" else max(found)
 
     def _hold(self, reason: str, message: str, limited: tuple[str, ...] = ()) -> Decision:
         return self._decision(self.before, reason, message, limited)

@@ -165,6 +165,9 @@ class Policy:
     moves_per_minute: int = 12
     """Rate limit of the pair: workers that change roles within a minute, at most."""
 
+    move_rules: tuple[Rules, ...] = ()
+    """Rates in place of that one, for moves either way. A move has to fit all of these rules."""
+
     growth: Growth | None = None
     """None: the number of workers is given, and only their split is decided."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from forebay_operator.api.labels import Pool
 from forebay_operator.api.ratio import Ratio
-from forebay_operator.decide import Bounds, Fleet, Gear, Growth, Memory, Policy, Split, decide, reasons
+from forebay_operator.decide import Bounds, Fleet, Gear, Growth, Memory, Policy, Rate, Rules, Split, decide, reasons
 from forebay_operator.decide.estimate import estimate
 from forebay_operator.decide.memory import Moved
 from forebay_operator.decide.value import flaps, valued
@@ -266,6 +266,40 @@ def test_the_rate_limit_cuts_a_large_step() -> None:
         if decision.moves:
             assert reasons.LIMITED_BY_RATE in decision.limited_by or decision.target.prefill == 2
     assert targets == [5, 5, 5, 4, 4]
+
+
+ONE, TWO, HALF = Rate("Pods", 1, 60.0), Rate("Pods", 2, 120.0), Rate("Percent", 50, 1800.0)
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        ((Rules(rates=(ONE,)),), [6, 6, 6, 5, 5, 5, 4]),
+        ((Rules(rates=(TWO,)),), [5, 5, 5, 5, 5, 5, 3]),
+        ((Rules(rates=(HALF,)),), [3, 3, 3, 3, 3, 3, 3]),
+        ((Rules(rates=(Rate("Percent", 15, 1800.0),)),), [5, 5, 5, 5, 5, 5, 5]),
+        ((Rules(rates=(Rate("Pods", 1, 1800.0),)),), [6, 6, 6, 6, 6, 6, 6]),
+        ((Rules(rates=(ONE, TWO)),), [5, 5, 5, 4, 4, 4, 3]),
+        ((Rules(select="Min", rates=(ONE, TWO)),), [6, 6, 6, 5, 5, 5, 4]),
+        ((Rules(rates=(HALF,)), Rules(rates=(ONE,))), [6, 6, 6, 5, 5, 5, 4]),
+        ((Rules(rates=(Rate("Pods", 99, 1.0),)),), [1, 1, 1, 1, 1, 1, 1]),
+        ((Rules(),), [1, 1, 1, 1, 1, 1, 1]),
+    ],
+    ids=[
+        "one a minute", "two in two", "per cent", "of it whole workers", "half an hour", "the most", "the fewest",
+        "both ways", "all at once", "no rate",
+    ],
+)  # fmt: skip
+def test_the_specs_policies_take_the_rates_place(rules: tuple[Rules, ...], left: list[int]) -> None:
+    """Each over its own period, whatever the rate a minute."""
+    law = policy(bounds=Bounds(prefill_max=1), moves_per_minute=0, move_rules=rules)
+    source, memory, found = Source(prefill=7, decode=1), Memory(), []
+    for _ in left:
+        decision, memory = decide(source.tick(20.0), law, memory, source.at)
+        source.move(decision.target.prefill)
+        found.append(decision.target.prefill)
+        assert (reasons.LIMITED_BY_RATE in decision.limited_by) == (decision.target.prefill > 1)
+    assert found == left
 
 
 def test_a_bias_of_the_believed_speed_is_learnt() -> None:

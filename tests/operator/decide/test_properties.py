@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_operator.api.ratio import Ratio
-from forebay_operator.decide import Bounds, Decision, Gear, Memory, decide, reasons
+from forebay_operator.decide import Bounds, Decision, Gear, Memory, Rate, Rules, decide, reasons
 from forebay_operator.decide.project import broken
 from forebay_operator.observe.traffic import Arrivals
 from support.observations import Source, follow, policy, settle
@@ -60,6 +60,38 @@ def test_limits_and_rate_hold_whatever_the_load(
                 assert not was or decision.limited_by
             assert sum(n for at, n in moves if at > source.at - 60) <= rate
             source.move(decision.target.prefill)
+
+
+RATES = st.builds(Rate, st.just("Pods"), st.integers(1, 4), st.sampled_from([1.0, 15.0, 30.0, 90.0, 600.0, 1800.0]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(LOADS, min_size=2, max_size=4),
+    GEARS,
+    st.lists(st.builds(Rules, select=st.sampled_from(["Max", "Min"]), rates=st.lists(RATES, min_size=1, max_size=3).map(
+        tuple)), min_size=1, max_size=2).map(tuple),
+)  # fmt: skip
+def test_policies_hold_over_their_periods_whatever_the_load(
+    loads: list[tuple[int, int, int, int, int]], gear: Gear, move_rules: tuple[Rules, ...]
+) -> None:
+    """Of several the one that allows the most, or the fewest, whenever anything moves."""
+    law = policy(gear=gear, move_rules=move_rules)
+    source, memory = Source(), Memory()
+    moves: list[tuple[float, int]] = []
+    for i, (requests, prompt, output, queued, ticks) in enumerate(loads):
+        source.rate, source.prompt, source.output, source.queued = requests, prompt, output, queued
+        # Limits that change move workers there and back, which loads seldom do.
+        law = dataclasses.replace(law, bounds=Bounds(prefill_min=7) if i % 2 else Bounds(prefill_max=1))
+        for _ in range(ticks):
+            decision, memory = decide(source.tick(), law, memory, source.at)
+            source.move(decision.target.prefill)
+            if not decision.moves:
+                continue
+            moves.append((source.at, decision.moves))
+            for rules in move_rules:
+                kept = [sum(n for at, n in moves if at > source.at - r.period_seconds) <= r.value for r in rules.rates]
+                assert all(kept) if rules.select == "Min" else any(kept)
 
 
 STEADY = st.integers(1, 120), st.integers(50, 6000), st.integers(5, 1200), st.booleans()
