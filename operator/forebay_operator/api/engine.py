@@ -160,8 +160,10 @@ class Engine(Strict):
     """CPU threads of one worker without a GPU."""
 
     max_running_requests: int | None = Field(default=None, ge=1, le=4096)
+    """That one worker computes at a time. Left out: 64."""
+
     max_batched_tokens: int | None = Field(default=None, ge=16, le=1_048_576)
-    """Tokens of one step; what decode leaves of it is the chunk of chunked prefill."""
+    """Tokens of one step; what decode leaves of it is the chunk of chunked prefill. Left out: 512."""
 
     env: Annotated[
         list[EnvVar],
