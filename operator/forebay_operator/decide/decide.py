@@ -394,9 +394,8 @@ class _Call:
     def _allowed_by(self, rules: Rules) -> int:
         found = []
         for rate in rules.rates:
-            most = rate.value if rate.type == "Pods" else math.ceil(self.before.total * rate.value / 100)
             recent = sum(m.workers for m in self.memory.moves if m.at > self.now - rate.period_seconds)
-            found.append(max(0, most - recent))
+            found.append(max(0, rate.most(self.before.total) - recent))
         if not found:
             return self.before.total
         return min(found) if rules.select == "Min" else max(found)

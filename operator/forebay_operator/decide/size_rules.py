@@ -229,10 +229,8 @@ class Call(ABC):
         sign = 1 if way == "up" else -1
         found = []
         for rate in rules.rates:
-            changed = sum(c.workers for c in self.memory.changes if c.at > self.now - rate.period_seconds)
-            began = self.before.total - changed
-            most = rate.value if rate.type == "Pods" else math.ceil(began * rate.value / 100)
             recent = [c.workers for c in self.memory.changes if c.at > self.now - rate.period_seconds]
+            most = rate.most(self.before.total - sum(recent))
             found.append(max(0, most - sum(max(0, sign * n) for n in recent)))
         return max(found) if rules.select == "Max" else min(found)
 

@@ -89,6 +89,10 @@ class Rate(NamedTuple):
     value: int
     period_seconds: float
 
+    def most(self, workers: int) -> int:
+        """Of so many."""
+        return self.value if self.type == "Pods" else math.ceil(workers * self.value / 100)
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:

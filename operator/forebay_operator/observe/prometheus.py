@@ -113,9 +113,19 @@ class PrometheusSource:
         self._session = BoundedSession(DEADLINE_SECONDS)
         self._ca = b""
         self._ca_file = ""
-        self._connect = PrometheusConnect(
-            url=asked.url.rstrip("/"), session=self._session, retry=Retry(total=0), timeout=DEADLINE_SECONDS
-        )
+        self._unaskable = ""
+        """Why nothing can be asked at that URL."""
+
+        try:
+            self._connect = PrometheusConnect(
+                url=asked.url.rstrip("/"), session=self._session, retry=Retry(total=0), timeout=DEADLINE_SECONDS
+            )
+        except ValueError as error:
+            # The CRD's pattern lets through what only a parser refuses. What is before an @ may be a password.
+            host = asked.url.rpartition("@")[2][:80]
+            self._unaskable = (
+                f"spec.scaling.metrics.url ends in {host!r}, no URL ({error}); write it as http://host:port"
+            )
         self._next = 0.0
         self._query_running: asyncio.Future[_Answer] | None = None
         self._last: Observation | None = None
@@ -125,6 +135,8 @@ class PrometheusSource:
         """Router pods that it knew at the last answer."""
 
     async def observe(self, fleet: Fleet) -> Observation:
+        if self._unaskable:
+            return self._observation(fleet, Unanswered(self._unaskable, unreachable=True))
         now, last = self._monotonic(), self._last
         if last is not None and now < self._next:
             return last
@@ -149,7 +161,7 @@ class PrometheusSource:
 
     async def close(self) -> None:
         # A query that hangs in its thread ends at its own deadline, and no other follows it.
-        self._connect.close()
+        self._session.close()
         self._forget_ca()
 
     async def _ask(self) -> _Answer | Unanswered:

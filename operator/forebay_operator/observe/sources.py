@@ -12,14 +12,10 @@ import aiohttp
 
 from forebay_operator.api.scaling import MetricsAuth
 from forebay_operator.api.v1alpha1 import DisaggregatedModelSpec
-from forebay_operator.decide.types import Workers
 from forebay_operator.kube import SECRETS, ApiError, Kube
-from forebay_operator.observe.assemble import Assembler, Unanswered
 from forebay_operator.observe.endpoints import EndpointsSource
 from forebay_operator.observe.fits import Capacity
-from forebay_operator.observe.fleet import Fleet
 from forebay_operator.observe.router_report import Totals
-from forebay_operator.observe.traffic import Observation
 from forebay_operator.observe.traffic_source import TrafficSource
 
 if TYPE_CHECKING:
@@ -50,13 +46,7 @@ class Sources:
             headers = {header.name: header.value for header in metrics.headers or []}
             asked = Asked(metrics.url, *key, block_size=spec.engine.kv_cache.block_size, headers=headers)
             secret = _Secret(self._kube, key[0], metrics.auth)
-            try:
-                return PrometheusSource(asked, self._clock, credentials=secret.read, base=totals, capacity=capacity)
-            except ValueError as error:
-                # The CRD's pattern lets through what only a parser refuses. What is before an @ may be a password.
-                host = metrics.url.rpartition("@")[2][:80]
-                why = f"spec.scaling.metrics.url ends in {host!r}, no URL ({error}); write it as http://host:port"
-                return _Unaskable(why, self._clock, base=totals, capacity=capacity)
+            return PrometheusSource(asked, self._clock, credentials=secret.read, base=totals, capacity=capacity)
         if self._session is None:
             # Each model asks a bounded number at once. One bound for all would let the silent ones keep others waiting.
             self._session = aiohttp.ClientSession(trust_env=False, connector=aiohttp.TCPConnector(limit=0))
@@ -65,33 +55,6 @@ class Sources:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-
-class _Unaskable:
-    """A Prometheus whose address is none. As with one that nobody answers at, the model serves on and status says why
-    nothing is decided."""
-
-    name = "Prometheus"
-
-    def __init__(self, why: str, clock: Callable[[], float], *, base: Totals | None, capacity: Capacity | None) -> None:
-        self._answer = Unanswered(why, unreachable=True)
-        self._clock = clock
-        self._assembler = Assembler(totals_source=self.name, fits_source=self.name, base=base, capacity=capacity)
-
-    async def observe(self, fleet: Fleet) -> Observation:
-        router = "of the model"
-        known = Fleet(fleet.members, (router,))
-        return self._assembler.look(known, {router: self._answer}, {}, self._clock())
-
-    def workers(self) -> Workers | None:
-        return self._assembler.workers()
-
-    @property
-    def capacity(self) -> Capacity:
-        return self._assembler.capacity
-
-    async def close(self) -> None:
-        pass
 
 
 class _Secret:

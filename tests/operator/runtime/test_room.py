@@ -122,14 +122,19 @@ def scaled() -> Object:
     return made
 
 
-async def test_growing_past_the_nodes_is_undone_told_and_tried_again(bench: Bench) -> None:
-    bench.now = datetime.now(UTC)
+async def grow_past_the_nodes(bench: Bench) -> None:
+    """Four decode workers are asked for, of which three pods in all have a place."""
     bench.cluster.places = 3
     bench.put(scaled())
     await bench.rest()
     held = clone(bench.api.find("disaggregatedmodels", "assistant"))
     held["status"]["memory"]["homes"]["decode"] = 4
     bench.api.put(held)
+
+
+async def test_growing_past_the_nodes_is_undone_told_and_tried_again(bench: Bench) -> None:
+    bench.now = datetime.now(UTC)
+    await grow_past_the_nodes(bench)
     for _ in range(5):
         wait = await bench.once()
     assert len(bench.cluster.workers("decode")) == 4
@@ -154,12 +159,7 @@ async def test_growing_past_the_nodes_is_undone_told_and_tried_again(bench: Benc
 @pytest.mark.parametrize("ahead", [-600, 600])
 async def test_an_operator_whose_clock_is_off_gives_a_new_worker_its_time(bench: Bench, ahead: int) -> None:
     bench.now = datetime.now(UTC) + timedelta(seconds=ahead)
-    bench.cluster.places = 3
-    bench.put(scaled())
-    await bench.rest()
-    held = clone(bench.api.find("disaggregatedmodels", "assistant"))
-    held["status"]["memory"]["homes"]["decode"] = 4
-    bench.api.put(held)
+    await grow_past_the_nodes(bench)
     for _ in range(5):
         await bench.once()
     bench.restart()
